@@ -23,7 +23,7 @@ from private_rlhf.commands.plan import plan
 from private_rlhf.commands.releases import attack, verify_release
 from private_rlhf.commands.validate import validate
 from private_rlhf.core.environment import extra_of, remedy, wait_briefly
-from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line
+from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line, print_lines
 from private_rlhf.core.outputs import json_with, output_file, output_folder
 from private_rlhf.core.world import wait_for_first
 from private_rlhf.launcher import Launcher, planned_world, report
@@ -95,10 +95,10 @@ def run(
         recipe = runner.resolved(recipe, directory, declared_world())
         lines = runner.check(recipe, directory, selection, planned)
         if any(line.runs and line.stage.releases for line in lines):
-            print(*head_lines(recipe), sep="\n")
-        print(f"recipe {recipe.name} in {directory.root}")
+            print_lines(*head_lines(recipe))
+        print_lines(f"recipe {recipe.name} in {directory.root}")
         for line in lines:
-            print(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
+            print_lines(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
         return
     options = ["--config", str(config), "--run-dir", str(directory.root), *(overrides or [])]
     launcher = Launcher(processes, [*options, *(["--data", data] if data is not None else [])])
@@ -161,7 +161,7 @@ def verify_run(
     twins = Path("runs") / f"{recipe.name}.twins" if folder is None else output_folder(folder, "--folder")
     verdict = verify(recipe, twins, execute, runner.NAMES, keep)
     if verdict is not None:
-        print(verdict)
+        print_lines(verdict)
         raise typer.Exit(1 if verdict.comparison.leaks else 0)
 
 
@@ -170,7 +170,7 @@ def print_config(config: Config, data: Data = None, overrides: Overrides = None)
     """Print the resolved recipe, every key written out."""
     from private_rlhf.recipe.load import dump_yaml
 
-    print(dump_yaml(_recipe(config, data, overrides)), end="")
+    print_lines(dump_yaml(_recipe(config, data, overrides)), end="")
 
 
 @app.command()
@@ -179,7 +179,7 @@ def stages(config: Config, overrides: Overrides = None) -> None:
     from private_rlhf.stages.declarations import stages_of
 
     for stage in stages_of(_recipe(config, None, overrides)):
-        print(stage.name, "launched" if stage.launched else "alone")
+        print_lines(f"{stage.name} {'launched' if stage.launched else 'alone'}")
 
 
 @app.command()
@@ -248,9 +248,9 @@ def privatize(
     request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)
     head = summary_of(rows, split, options, HEAD_ROWS)
     if sys.stderr.isatty():  # for people; a program that reads the messages gets one line
-        print("\n".join(head.lines()), file=sys.stderr)
+        print_lines(*head.lines(), file=sys.stderr)
     head.check(bool(odd))
-    print(privatize_source(request))
+    print_lines(privatize_source(request))
 
 
 @app.command()
@@ -315,7 +315,7 @@ def evaluate(
         system_prompt=system_prompt,
     )
     if line:
-        print(f"win rate by {named}: {line}")
+        print_lines(f"win rate by {named}: {line}")
 
 
 def command_line() -> Any:
@@ -364,13 +364,13 @@ def _runtime_failure(program: str, error: Exception) -> int:
     """A failure while running: the traceback for whoever fixes it, then one line."""
     import traceback
 
-    traceback.print_exc()
+    print_lines(traceback.format_exc(), file=sys.stderr, end="")
     return _fail(program, " ".join(str(error).split()) or type(error).__name__, 1)
 
 
 def _fail(program: str, message: str, code: int) -> int:
     if not report(one_line(message)):
-        print(f"{program}: {one_line(message)}", file=sys.stderr)
+        print_lines(f"{program}: {one_line(message)}", file=sys.stderr)
     return code
 
 

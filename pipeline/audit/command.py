@@ -20,7 +20,7 @@ from private_rlhf.audit.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
 from private_rlhf.audit.view import View, unlabelled_view
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.documents import read_json
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import check_epsilon, is_public
 from private_rlhf.core.outputs import json_with, output_file
 from private_rlhf.core.user import another_user
@@ -66,7 +66,7 @@ def attack(request: Request) -> int:
     if request.plant is not None:
         return _plant(request, request.plant)
     facts, text, leak = _judged(request)
-    print(json.dumps(facts, indent=2, allow_nan=False) if request.as_json else text)
+    print_lines(json.dumps(facts, indent=2, allow_nan=False) if request.as_json else text)
     return 1 if leak else 0
 
 
@@ -79,10 +79,10 @@ def _plant(request: Request, planted: Path) -> int:
     if (truth := _truth_file(request)) is None:
         raise UserError("attack --plant writes the canaries' labels beside the key; pass --key FILE or --truth FILE")
     count = plant(str(request.targets[0]), planted, truth, request.canaries or DEFAULT_CANARIES)
-    print(
+    print_lines(
         f"{count} canaries in {planted} (owner-only); their labels in {truth}: keep both secret. Release {planted} in"
     )
-    print(f"place of the source, then judge with: private-rlhf attack RELEASE --truth {truth}")
+    print_lines(f"place of the source, then judge with: private-rlhf attack RELEASE --truth {truth}")
     return 0
 
 

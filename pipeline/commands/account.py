@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from private_rlhf.commands.options import refuse_moved
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, print_lines
 
 if TYPE_CHECKING:
     from private_rlhf.accounting.epsilon_delta import Guarantee
@@ -51,12 +51,12 @@ def person(
         print_guarantee(accountant, budget, questions, target_delta)
         return
     best = guarantee_of(accountant, budget, questions, target_delta)
-    print(f"answers  ε of each  information  ε at δ = {target_delta:g}")
+    print_lines(f"answers  ε of each  information  ε at δ = {target_delta:g}")
     for row in best.details["table"]:
         exact = "-" if row["epsilon_at_delta"] is None else f"{row['epsilon_at_delta']:.4g}"
         line = f"{row['answers']:>7}  {row['epsilon']:>9.4g}  {row['information']:>11.4f}  {exact:>8}"
-        print(line + ("  <- best" if row["answers"] == best.details["answers"] else ""))
-    print(f"{best.statement}; information: of all answers together, relative to the best, at margin 0")
+        print_lines(line + ("  <- best" if row["answers"] == best.details["answers"] else ""))
+    print_lines(f"{best.statement}; information: of all answers together, relative to the best, at margin 0")
 
 
 def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: Any) -> Guarantee:
@@ -71,4 +71,4 @@ def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: 
 
 def print_guarantee(accountant: Callable[..., Guarantee], *values: Any, **options: Any) -> None:
     """Print the accountant's guarantee as JSON. UserError: as `guarantee_of`."""
-    print(json.dumps(guarantee_of(accountant, *values, **options).as_dict(), indent=2, allow_nan=False))
+    print_lines(json.dumps(guarantee_of(accountant, *values, **options).as_dict(), indent=2, allow_nan=False))

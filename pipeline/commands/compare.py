@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core.errors import printable
+from private_rlhf.core.errors import print_lines
 from private_rlhf.core.outputs import begins_with, output_file
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def compare(
     from private_rlhf.evaluation.runs import compare_runs
 
     page = compare_runs([read_run(folder) for folder in runs])
-    print(page)
+    print_lines(page)
     if output is not None:
-        atomic.write_text(output, page)
+        atomic.write_page(output, page)
 
 
 def read_run(folder: Path) -> Run:
@@ -72,6 +72,6 @@ def sample(
     for text, answers in zip(
         prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True
     ):
-        print(printable(f"> {text}"))
+        print_lines(f"> {text}")
         for answer in answers:
-            print(printable(f"  {answer}"))
+            print_lines(f"  {answer}")

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, print_lines
 
 if TYPE_CHECKING:
+    from private_rlhf.data.raw_source import RawSource
+    from private_rlhf.data.render import Renderer
     from private_rlhf.recipe import Recipe
 
 
@@ -34,34 +36,34 @@ def inspect(
         if surplus := [name for name, value in stated.items() if value is not None]:
             raise UserError(f"inspect --config takes no {surplus[0]}: set section.key=value")
         recipe = load_recipe(Recipe, config, [f"data.preferences={source}", *(overrides or [])])
-        lines = _lines(recipe, tokens=True)
+        lines = [line for summary in _source(recipe).summaries(_renderer(recipe)) for line in summary.lines()]
     else:
         if overrides:
             raise UserError(f"inspect without --config takes no '{overrides[0]}': give --config, or leave it out")
         columns = Options(labeler_column, None, (), label_column, parse_labels(labels), ties="coin", format=shape)
         lines = summary_of(source, split, columns).lines()
-    print("\n".join(lines))
+    print_lines(*lines)
 
 
 def head_lines(recipe: Recipe) -> list[str]:
-    """Lines of a plan about the first rows of a recipe's raw preferences, in tokens where its model is a folder."""
-    from private_rlhf.data.source_summary import HEAD_ROWS
+    """Lines of a plan about the first rows of a recipe's raw preferences, in tokens where its model is here."""
+    from private_rlhf.lm.base_models import is_here
 
-    return _lines(recipe, Path(recipe.model.source).expanduser().is_dir(), HEAD_ROWS)
+    source = _source(recipe)
+    return source.head(_renderer(recipe) if source.in_files and is_here(recipe.model) else None)
 
 
-def _lines(recipe: Recipe, tokens: bool, most: int | None = None) -> list[str]:
-    """tokens: by the recipe's model, which is made or fetched for it."""
-    from private_rlhf.data.inputs import make_renderer
+def _source(recipe: Recipe) -> RawSource:
     from private_rlhf.data.raw_source import RawSource
+
+    return RawSource(recipe.data, recipe.privatize, Path("runs") / recipe.name)
+
+
+def _renderer(recipe: Recipe) -> Renderer:
+    """By the recipe's model, which is made or fetched for it."""
+    from private_rlhf.data.inputs import make_renderer
     from private_rlhf.lm.base_models import base_checkpoint
     from private_rlhf.lm.models import load_tokenizer
 
-    source = RawSource(recipe.data, recipe.privatize, Path("runs") / recipe.name)
-    if most is not None and not source.in_files:
-        return []
-    renderer = None
-    if tokens:
-        folder = base_checkpoint(recipe.model)
-        renderer = make_renderer(recipe.model, load_tokenizer(folder, revision=recipe.model.revision))
-    return [line for summary in source.summaries(renderer, most) for line in summary.lines()]
+    folder = base_checkpoint(recipe.model)
+    return make_renderer(recipe.model, load_tokenizer(folder, revision=recipe.model.revision))

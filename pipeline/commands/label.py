@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core.errors import UserError, one_line
+from private_rlhf.core.errors import UserError, one_line, print_lines
 from private_rlhf.core.outputs import all_lines_in, output_file, output_folder
 
 app = typer.Typer(no_args_is_help=True, help="A labelling page that randomises every answer before it leaves it.")
@@ -59,12 +59,12 @@ def serve(
         terms = f"ε = {answers.epsilon:g} an answer, " + (
             "no limit" if answers.budget is None else f"{answers.budget:g} (so {answers.most} answers)"
         )
-        print(f"{answers.asked()} questions, {len(answers.persons())} people; {terms} a person")
-        print(f"page SHA-256 {server.page.sha256}")
-        print(f"progress: {server.url}operator#{server.operator}")
-        print(f"listening on port {server.port} of {host} for {server.url}", flush=True)
+        print_lines(f"{answers.asked()} questions, {len(answers.persons())} people; {terms} a person")
+        print_lines(f"page SHA-256 {server.page.sha256}")
+        print_lines(f"progress: {server.url}operator#{server.operator}")
+        print_lines(f"listening on port {server.port} of {host} for {server.url}")
         if host not in LOCAL:
-            print("label serve: this is plain HTTP: put a proxy that ends TLS in front of it", file=sys.stderr)
+            print_lines("label serve: this is plain HTTP: put a proxy that ends TLS in front of it", file=sys.stderr)
         try:
             server.serve_forever()
         finally:
@@ -87,9 +87,9 @@ def invite(
     begin = (url or answers.url() or "http://127.0.0.1:8765").rstrip("/")
     known = answers.people()
     for name in names:
-        print(f"{name}: {begin}/#{answers.add_person(name)}")
+        print_lines(f"{name}: {begin}/#{answers.add_person(name)}")
         if name in known:
-            print(
+            print_lines(
                 f"label invite: {one_line(name)!r} was invited before: the earlier link and its browser are void; what"
                 " they left unanswered goes to others and counts against this person's budget",
                 file=sys.stderr,
@@ -127,9 +127,9 @@ def tasks(
     questions, others = read_tasks(source, names)
     known = all_lines_in(line(question.as_json()) for question in questions)
     write_questions(output_file(output, "--output", rewrites=known, inputs=(source,), force=force), questions)
-    print(f"{len(questions)} questions in {output}")
+    print_lines(f"{len(questions)} questions in {output}")
     if others:
-        print(f"label tasks: left out, whatever they hold: {', '.join(map(one_line, others))}", file=sys.stderr)
+        print_lines(f"label tasks: left out, whatever they hold: {', '.join(map(one_line, others))}", file=sys.stderr)
 
 
 @app.command()
@@ -157,10 +157,10 @@ def export(
         answers = output_file(answers, "--answers", rewrites=known, force=force)
         sweep_temporaries(answers.parent, answers.name)
         write_answers(answers, dict(sorted(private_labels.items())))
-        print(f"{len(private_labels)} answers in {answers}")
+        print_lines(f"{len(private_labels)} answers in {answers}")
     if out is not None:
         manifest = export_bundle(store, out)
-        print(f"{manifest.rows} private labels in {out}; {totals_sentence(manifest.totals)}")
+        print_lines(f"{manifest.rows} private labels in {out}; {totals_sentence(manifest.totals)}")
 
 
 def label_filter(
@@ -176,6 +176,6 @@ def label_filter(
     from private_rlhf.privacy.local import filter_stdin
 
     if epsilon > 0 and (warning := LabelNoise.of(epsilon).warning):
-        typer.echo(f"beware: {warning}", err=True)
+        print_lines(f"beware: {warning}", file=sys.stderr)
 
     raise typer.Exit(filter_stdin(epsilon, store, labels, id_field, label_field, keep))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core.errors import MOST_NAME, one_line
+from private_rlhf.core.errors import MOST_NAME, one_line, print_lines
 from private_rlhf.core.outputs import json_with, output_file
 from private_rlhf.core.user import default_key
 
@@ -35,7 +35,7 @@ def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="
 
     holder = _holder(key)
     facts = Ledger.open(holder).show() | {"public_key": public_key(holder)}
-    print(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))
+    print_lines(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))
 
 
 @app.command()
@@ -45,10 +45,10 @@ def verify(key: Key = None) -> None:
 
     problems = Ledger(_holder(key)).verify()
     for problem in problems:
-        print(problem)
+        print_lines(problem)
     if problems:
         raise typer.Exit(1)
-    print("the ledger and its data are intact")
+    print_lines("the ledger and its data are intact")
 
 
 IKnow = Annotated[float, typer.Option("--i-know", help="Sum of the ε released that no ledger knows of; 0 for none.")]
@@ -61,7 +61,7 @@ def init(i_know: IKnow, key: Key = None) -> None:
 
     holder = _holder(key)
     Ledger.begin(holder, i_know)
-    print(f"a ledger begins in {holder.state.folder}; ε = {i_know:g} is charged to every event for what was released")
+    print_lines(f"a ledger begins in {holder.state.folder}; ε = {i_know:g} is charged to every event for earlier ones")
 
 
 @app.command()
@@ -75,7 +75,7 @@ def restore(
 
     holder = _holder(key)
     Ledger.restore(holder, source.expanduser(), i_know)
-    print(f"restored to {holder.state.folder}; ε = {i_know:g} is charged to every event for what was released since")
+    print_lines(f"restored to {holder.state.folder}; ε = {i_know:g} is charged to every event for later ones")
 
 
 @app.command()
@@ -91,7 +91,7 @@ def export(
     facts = json_with("key", "epsilon_total", "releases", "budgets")
     place = output_file(output, "--output", rewrites=facts, force=force)
     write_json(place, Ledger.open(_holder(key)).show(), mode=0o600)
-    print(f"ledger written to {output}")
+    print_lines(f"ledger written to {output}")
 
 
 def as_text(facts: Mapping[str, Any]) -> str:
@@ -149,5 +149,5 @@ def keygen(
 
     place = default_key() if output is None else output_file(output, "--output", secret=True)
     key = make_key(place)
-    print(f"new key in {key}: keep it secret and outside every run directory")
-    print(f"back it up together with {state_folder(key)}, which keeps what was released under it")
+    print_lines(f"new key in {key}: keep it secret and outside every run directory")
+    print_lines(f"back it up together with {state_folder(key)}, which keeps what was released under it")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.outputs import json_with, output_file
 
 
@@ -62,12 +62,12 @@ def plan(
     for name, terms in estimated.peaks.items():
         largest = sorted(terms, key=lambda term: -terms[term])[:3]
         described = ", ".join(f"{term} {terms[term] / GIB:.2f}" for term in largest)
-        print(f"{name:<10}{sum(terms.values()) / GIB:>7.2f} GiB: {described}")
+        print_lines(f"{name:<10}{sum(terms.values()) / GIB:>7.2f} GiB: {described}")
     limit = machine.limit / GIB
-    print(f"there are {limit:.1f} GiB for each of {machine.processes} process(es) on {machine.device}")
-    print("an estimate for texts as long as the recipe allows; leave a margin of a third")
+    print_lines(f"there are {limit:.1f} GiB for each of {machine.processes} process(es) on {machine.device}")
+    print_lines("an estimate for texts as long as the recipe allows; leave a margin of a third")
     if warning:
-        print(f"it may not fit: {warning}")
+        print_lines(f"it may not fit: {warning}")
     if output is not None:
         stages = {
             name: {"bytes": round(sum(terms.values())), "terms": {term: round(size) for term, size in terms.items()}}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from private_rlhf.commands.options import Force
+from private_rlhf.core.errors import print_lines
 from private_rlhf.core.outputs import output_file
 
 
@@ -33,13 +34,15 @@ def verify_release(
     if facts["mechanism"] == NOISY_SUM:
         what = f"pairs without labels, of which one noisy sum is released at ε = {epsilon} and δ = {facts['delta']:g}"
     trusted = who_is_trusted(facts if release.signer else {**facts, "unsigned": True})
-    print(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {trusted}")
+    print_lines(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {trusted}")
     if total is not None:
         person = (release.manifest.totals or {}).get("person")
-        print(f"{bundle}: as counted from its rows, {totals_sentence({'record': total, 'person': person})}")
-    print("modes and times are " + ("those of a copy, and not compared" if copied else "those it was published with"))
+        print_lines(f"{bundle}: as counted from its rows, {totals_sentence({'record': total, 'person': person})}")
+    times = "those of a copy, and not compared" if copied else "those it was published with"
+    print_lines(f"modes and times are {times}")
     if not release.comparable:
-        print(f"written by pyarrow {release.writer}, and another is installed: settings are compared, bytes are not")
+        other = f"written by pyarrow {release.writer}, and another is installed"
+        print_lines(f"{other}: settings are compared, bytes are not")
 
 
 def attack(

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.core.errors import printable
+
 
 @contextmanager
 def new_file(path: Path, mode: int = 0o644, *, beside: Path | None = None, durable: bool = True) -> Iterator[Path]:
@@ -44,6 +46,11 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Writes `text` (UTF-8) to `path` atomically."""
     with new_file(path, mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page for people, atomically: what a terminal or a browser would obey stands as an escape."""
+    write_text(path, printable(text))
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

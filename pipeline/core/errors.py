@@ -1,8 +1,10 @@
-"""Failures that end a command, with their exit codes (`private_rlhf.cli`), and progress lines."""
+"""Failures that end a command, with their exit codes (`private_rlhf.cli`), and the door to the terminal."""
 
 from __future__ import annotations
 
 import sys
+import unicodedata
+from typing import IO
 
 MOST_CHARACTERS = 1000
 MOST_NAME = 200
@@ -10,9 +12,18 @@ MOST_NAME = 200
 
 
 def printable(text: str) -> str:
-    """The text with its line breaks, where what a terminal would obey is an escape. All that came from data or models
-    goes through here before it is printed or written on a page."""
-    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    """The text with its line breaks and spaces; an escape stands for each character that a terminal obeys or hides.
+
+    Those are controls, marks of direction and zero-width characters. All that is printed (`print_lines`, `say`) or
+    written on a page for people (`atomic.write_page`) goes through here.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if _is_shown(each) else ascii(each)[1:-1] for each in text)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or character == "\n" or unicodedata.category(character) == "Zs"
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -42,6 +53,11 @@ class RunWaits(RunStopped):
     """A run that waits for the answers of people; the same command resumes. Exit code 3."""
 
 
+def print_lines(*lines: object, file: IO[str] | None = None, end: str = "\n") -> None:
+    """Print lines for people, by default on stdout: the only door to a terminal for texts of data and models."""
+    print(printable("\n".join(map(str, lines))), file=file or sys.stdout, end=end, flush=True)
+
+
 def say(line: str) -> None:
     """One progress line on stderr."""
-    print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+    print_lines(f"[private-rlhf] {line}", file=sys.stderr)

@@ -205,6 +205,21 @@ class LabelNoise:
         return noise
 
 
+OUTSIDE = "a share below 0 or above 1 is chance: the noise of the labels is subtracted, and nothing is clipped"
+
+
+def outside(*shares: Mapping[str, Any] | None) -> str:
+    """`OUTSIDE` where an estimate {"value", "ci_low", "ci_high"}, or an end of its interval, is no share; else ""."""
+    numbers = [share.get(name) for share in shares if share for name in ("value", "ci_low", "ci_high")]
+    return OUTSIDE if any(number is not None and not 0 <= number <= 1 for number in numbers) else ""
+
+
+def share_text(share: Mapping[str, Any]) -> str:
+    """An estimate with its interval, explained where it is no share: 1.157 [0.902, 1.412] (a share above 1 …)."""
+    why = outside(share)
+    return f"{share['value']:.3f} [{share['ci_low']:.3f}, {share['ci_high']:.3f}]" + (f" ({why})" if why else "")
+
+
 PUBLIC = LabelNoise(math.inf, Fraction(1))
 Noise = LabelNoise | float
 """How noisy labels are: a statement, or the ε of this program's own mechanism in [0, ∞]."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise import LabelNoise, share_text
 
 Z = NormalDist().inv_cdf(0.975)
 MOST_LABELS = 10_000_000
@@ -53,8 +53,8 @@ class RewardVerdict:
 
     @property
     def stated(self) -> str:
-        """The accuracy and its interval."""
-        return f"{self.accuracy:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        """The accuracy and its interval, explained where it is no share."""
+        return share_text({"value": self.accuracy, "ci_low": self.low, "ci_high": self.high})
 
     @property
     def advice(self) -> str:

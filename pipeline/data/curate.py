@@ -41,7 +41,7 @@ from private_rlhf.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, Relea
 from private_rlhf.data.sources import Part, open_source
 from private_rlhf.data.workers import Workers, default_workers, start_workers
 from private_rlhf.data.workfolder import boot_id, code_version, source_identity, work_folder
-from private_rlhf.privacy.guarantee import DropCounts, guarantee, nothing_left
+from private_rlhf.privacy.guarantee import DropCounts, dropped_text, guarantee, nothing_left
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
 from private_rlhf.privacy.mechanism import Mechanism, RandomizedResponse
@@ -179,10 +179,9 @@ def privatize_source(request: Request) -> str:
         folder = target.with_name(f".{target.name}.work")
         with work_folder(folder, plan, target) as work, start_workers(workers) as pool:
             manifest = _release(request, mechanism, ledger, opened, Workspace(key, work, pool, request.chunk_bytes))
-    dropped = ", ".join(f"{count} {name}" for name, count in manifest.dropped.items())
     return (
         f"{manifest.rows} labels released at ε = {mechanism.epsilon:g} to {request.output} (each kept with probability "
-        f"{mechanism.noise.keep_text(4)}), signed by {public_key(key)}; dropped: {dropped}"
+        f"{mechanism.noise.keep_text(4)}), signed by {public_key(key)}; {dropped_text(manifest.dropped)}"
         f"{f'; beware: {mechanism.noise.warning}' if mechanism.noise.warning else ''}"
     )
 

@@ -39,7 +39,7 @@ class Options:
     labels: what the values of `label_column` mean, see above. fold_names: spellings of a labeller's name are one person
     (`records.fold_name`), as the key's ledger has it (`Ledger.folds_names`). format: a name in `shapes.SHAPES`; None
     takes what the columns show. ties: None refuses them. pairs: of one ranking, a pair that its texts draw, or all.
-    special_tokens: in texts, `error` or `keep`.
+    special_tokens: in texts, `error` or `keep`. in_recipe: errors name a recipe's keys, and not a command's options.
     """
 
     labeler_column: str | None = None
@@ -53,45 +53,60 @@ class Options:
     ties: Literal["drop", "coin"] | None = None
     pairs: Literal["one", "all"] = "one"
     special_tokens: Literal["error", "keep"] = "error"
+    in_recipe: bool = False
 
     @classmethod
     def of(cls, data: DataConfig, **columns: Any) -> Options:
         """Those of a recipe. columns: beside the pair."""
         names = ("format", "label_column", "ties", "pairs", "special_tokens")
         shared = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
-        return cls(labels=parse_labels(data.labels), **shared, **columns)
+        return cls(labels=parse_labels(data.labels, "data.labels"), in_recipe=True, **shared, **columns)
+
+    def key(self, name: str) -> str:
+        """The name of a declaration where it was made: --label-column, or data.label_column."""
+        section = "privatize" if name in ("labeler_column", "event_column", "corrects_column") else "data"
+        return f"{section}.{name}" if self.in_recipe else f"--{name.replace('_', '-')}"
+
+    def setting(self, name: str, value: str) -> str:
+        """A declaration with its value, as its holder writes it: --ties coin, or data.ties: coin."""
+        return f"{self.key(name)}{':' * self.in_recipe} {value}"
 
     def __post_init__(self) -> None:
         for key, known in (("ties", (None, "drop", "coin")), ("pairs", ("one", "all")), ("special_tokens", _TOKENS)):
             if getattr(self, key) not in known:
-                option = key.replace("_", "-")
-                raise UserError(f"--{option} must be {' or '.join(filter(None, known))}, got {getattr(self, key)!r}")
+                allowed = " or ".join(filter(None, known))
+                raise UserError(f"{self.key(key)} must be {allowed}, got {getattr(self, key)!r}")
+        column, values = self.key("label_column"), self.key("labels")
         if (self.label_column is None) != (self.labels is None):
             raise UserError(
-                "--label-column and --labels go together: name the column and its two values, first the one that says"
-                " that response_a is preferred (for example --label-column label --labels A,B)"
+                f"{column} and {values} go together: name the column and its two values, first the one that says"
+                f" that response_a is preferred (for example {self.setting('label_column', 'label')} and"
+                f" {self.setting('labels', 'A,B')})"
             )
         if self.labels is not None:
-            check_labels(self.labels)
+            check_labels(self.labels, values)
         if len(self.label_columns) != (2 if self.labels in _BOTH else 1) and self.labels is not None:
-            raise UserError("--labels higher (or lower) goes with two columns: --label-column score_a,score_b")
+            raise UserError(
+                f"{values} higher (or lower) goes with two columns: {self.setting('label_column', 'score_a,score_b')}"
+            )
         if self.format is not None and self.label_column is not None:
-            raise UserError("--format goes without --label-column: a format names its own label")
+            raise UserError(f"{self.key('format')} goes without {column}: a format names its own label")
         if self.corrects_column is not None and self.event_column is None:
-            raise UserError("--corrects-column needs --event-column: a correction is an event of its own, with a name")
+            needed = f"{self.key('corrects_column')} needs {self.key('event_column')}"
+            raise UserError(f"{needed}: a correction is an event of its own, with a name")
         if len(set(self.columns)) < len(self.columns):
-            raise UserError("--columns: names a column twice; name each once")
+            raise UserError(f"{self.key('columns')}: names a column twice; name each once")
         if _RESERVED & set(self.label_columns):
-            raise UserError(f"--label-column: {self.label_column!r} is a part of the pair; name another column")
-        for option, names in (
-            ("--columns", self.columns),
-            ("--labeler-column", (self.labeler_column,)),
-            ("--event-column", (self.event_column,)),
-            ("--corrects-column", (self.corrects_column,)),
+            raise UserError(f"{column}: {self.label_column!r} is a part of the pair; name another column")
+        for key, names in (
+            ("columns", self.columns),
+            ("labeler_column", (self.labeler_column,)),
+            ("event_column", (self.event_column,)),
+            ("corrects_column", (self.corrects_column,)),
         ):
             for name in names:
                 if name is not None and (name in _RESERVED or name in self.label_columns):
-                    raise UserError(f"{option}: {name!r} holds the pair or its label; name another column")
+                    raise UserError(f"{self.key(key)}: {name!r} holds the pair or its label; name another column")
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -119,7 +134,8 @@ class Options:
         meanings = meaning(self.labels)
         value = letter(values[0])
         if value not in meanings:
-            raise RowError("has a label that --labels does not declare; declare every value, or repair the row")
+            declares = f"has a label that {self.key('labels')} does not declare"
+            raise RowError(f"{declares}; declare every value, or repair the row")
         return meanings[value]
 
 
@@ -172,22 +188,22 @@ def meaning(labels: Sequence[str]) -> dict[str, int]:
     return {letter(value): sign for value, sign in zip(labels, (1, -1), strict=False)}
 
 
-def check_labels(labels: tuple[str, ...]) -> None:
-    """UserError unless the labels are of a form above."""
+def check_labels(labels: tuple[str, ...], key: str) -> None:
+    """UserError, which names the key or option, unless the labels are of a form above."""
     if labels in _SIGNED or labels in _BOTH:
         return
     meanings = meaning(labels)
     if len(labels) != len(meanings) or not all(meanings) or not {1, -1} <= set(meanings.values()) <= {1, -1, 0}:
-        raise UserError("--labels: declare two different values, for example --labels 1,0, or A=a,B=b,both=tie")
+        raise UserError(f"{key}: declare two different values, for example 1,0, or A=a,B=b,both=tie")
     if "=" not in labels[0] and len(labels) != 2:
-        raise UserError("--labels: declare two different values, for example --labels 1,0, or A=a,B=b,both=tie")
+        raise UserError(f"{key}: declare two different values, for example 1,0, or A=a,B=b,both=tie")
 
 
-def parse_labels(text: str | None) -> tuple[str, ...] | None:
+def parse_labels(text: str | None, key: str = "--labels") -> tuple[str, ...] | None:
     """`A,B` as ("A", "B"). UserError unless there are two values, several with what they mean, or `higher`."""
     if text is None:
         return None
     values = tuple(value.strip() for value in text.split(","))
     if len(values) != 2 and values not in _BOTH and not all("=" in value for value in values):
-        raise UserError("--labels: declare two values with a comma between them, for example --labels A,B")
+        raise UserError(f"{key}: declare two values with a comma between them, for example A,B")
     return values

@@ -26,6 +26,7 @@ from private_rlhf.data.release import MESSAGES_TYPE, release_schema, shard_name
 from private_rlhf.data.spellings import letter_tags
 from private_rlhf.data.workers import Workers
 from private_rlhf.privacy.batches import (
+    Bools,
     Keys,
     Signs,
     a_is_lower,
@@ -256,7 +257,7 @@ def gather_piece(
         for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
             file.write(_events(np.concatenate([keys for _, keys, _ in found]), gone))
             counts.append(sum(len(keys) for _, keys, _ in found))
-            rows += [np.count_nonzero(~np.isin(as_tags(event_tags(keys)), gone)) for _, keys, _ in found]
+            rows += [len(keys) - np.count_nonzero(_among(as_tags(event_tags(keys)), gone)) for _, keys, _ in found]
             duplicates += sum(copies for _, _, copies in found)
     return Piece(path, group * len(counts), tuple(counts), tuple(rows.tolist()), duplicates)
 
@@ -268,8 +269,13 @@ def _events(keys: Keys, gone: np.ndarray) -> bytes:
     facts = {"record": as_tags(record_tags(keys)), "blind": blinds(keys)}
     facts |= {name: keys[name] for name in ("corrects", "letters")}
     rows = entries(event_tags(keys), keys["label"], keys["labeler"], **facts)
-    rows["left_out"] = np.isin(rows["tag"], gone)
+    rows["left_out"] = _among(rows["tag"], gone)
     return rows.tobytes()
+
+
+def _among(tags: np.ndarray, gone: np.ndarray) -> Bools:
+    """Mask of the tags that are in `gone`, which is mostly empty."""
+    return np.isin(tags, gone) if len(gone) else np.zeros(len(tags), bool)
 
 
 # --- count: how often rules are right ---------------------------------------------------------------------------------

@@ -100,6 +100,11 @@ class RawSource:
         """Summaries of the splits, or of their first rows. Nothing in it depends on a label."""
         return [summarise(opened, renderer, most) for opened in self.open_sources()]
 
+    def head(self, renderer: Renderer | None = None) -> list[str]:
+        """Lines for people about the first rows of every split; none where the rows are not on this machine."""
+        summaries = self.summaries(renderer, HEAD_ROWS) if self.in_files else ()
+        return [line for summary in summaries for line in summary.lines()]
+
     @contextmanager
     def workspace(
         self, key: PrivacyKey, sources: list[OpenedSource], folder: Path, checkpoints: Path

@@ -17,9 +17,11 @@ import numpy as np
 from private_rlhf.core.errors import UserError, one_line, printable
 from private_rlhf.data.curate import OpenedSource
 from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.formats import FIRST_ROWS
 from private_rlhf.data.layout import LABELER
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import NestedTooDeeply, open_source
+from private_rlhf.privacy.guarantee import dropped_text
 from private_rlhf.privacy.records import Text, encode_text, is_blank, record_id
 
 HEAD_ROWS = 1000
@@ -66,7 +68,7 @@ class SourceSummary:
             f"a prompt of under {SHORT} characters": (self.short, ODD_SHARE),
             "two identical responses": (self.dropped["identical"], ODD_SHARE),
             "an empty prompt or response": (self.dropped["empty"], ODD_SHARE),
-            "a pair that an earlier row holds": (0 if named else self.dropped["repeated"], REPEATED_SHARE),
+            "a pair that an earlier row holds": (0 if named else self.dropped["duplicates"], REPEATED_SHARE),
         }
         over = [(what, count) for what, (count, share) in counts.items() if count > share * self.rows]
         return [f"{count} of {self.rows} rows have {what}" for what, count in over] if self.rows >= LEAST else []
@@ -83,11 +85,11 @@ class SourceSummary:
         """For people."""
         what = "rows" if self.whole else "first rows"
         turns = ", ".join(f"{count} ({rows} rows)" for count, rows in sorted(self.turns.items()))
-        counted = [f"{count} {reason}" for reason, count in self.dropped.items() if count]
         found = [
             f"{one_line(self.name)}: {self.rows} {what} of {self.files} file(s), read as {self.form}",
+            f"this form was chosen by the first {FIRST_ROWS} rows; a later row that does not fit it stops the release",
             f"columns read: {_named(self.read)}; not read: {_named(self.unread)}",
-            f"left out: {', '.join(counted) or 'none'}; different prompts: {self.prompts}",
+            f"{dropped_text(self.dropped)}; different prompts: {self.prompts}",
             f"messages in a dialogue: {turns}",
             f"prompts under {SHORT} characters: {self.short / max(1, self.rows):.1%}",
         ]
@@ -107,7 +109,7 @@ def summary_of(source: str, split: str | None, options: Options, most: int | Non
 def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int | None = None) -> SourceSummary:
     """Read a source, or its first `most` rows. renderer: shows texts as token ids; without one as they are."""
     layout, parts = opened.layout, opened.parts
-    dropped: Counter[str] = Counter(identical=0, empty=0, repeated=0, ties=0)
+    dropped: Counter[str] = Counter(identical=0, empty=0, duplicates=0, ties=0)
     turns: Counter[int] = Counter()
     sizes: dict[str, list[int]] = {"prompts": [], "responses": []}
     seen: set[tuple[Any, ...]] = set()
@@ -127,7 +129,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
         if reason is None:
             name = record_id(prompt, responses)
             key = (name, *(str(row.get(column)) for column in named if column))
-            reason = "repeated" if key in seen else None
+            reason = "duplicates" if key in seen else None
             seen.add(key)
         if reason is not None:
             dropped[reason] += 1

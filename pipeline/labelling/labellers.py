@@ -25,7 +25,7 @@ from typing import IO, Protocol
 
 from private_rlhf.core.atomic import sweep_temporaries, write_json
 from private_rlhf.core.documents import DocumentError, read_json
-from private_rlhf.core.errors import UserError, printable
+from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
 from private_rlhf.labelling.questions import (
     Question,
@@ -355,9 +355,9 @@ class Terminal(_Drawn):
         for number, each in enumerate(waiting, 1):
             turned = secrets.randbits(1)
             shown = (each.response_a, each.response_b)[:: -1 if turned else 1]
-            print(f"\n--- {number} of {len(waiting)}\n{plain(each.prompt)}", file=self.out)
+            print_lines(f"\n--- {number} of {len(waiting)}\n{plain(each.prompt)}", file=self.out)
             for name, text in zip("12", shown, strict=True):
-                print(f"\n[{name}] {plain(text)}", file=self.out)
+                print_lines(f"\n[{name}] {plain(text)}", file=self.out)
             typed = self._typed()
             if typed is None:
                 return
@@ -367,7 +367,7 @@ class Terminal(_Drawn):
 
     def _typed(self) -> str | None:
         while True:
-            print("\nBetter: 1, 2, t (tie) or s (skip)? ", end="", file=self.out, flush=True)
+            print_lines("\nBetter: 1, 2, t (tie) or s (skip)? ", end="", file=self.out)
             text = self.source.readline()
             if not text:
                 return None
@@ -376,9 +376,9 @@ class Terminal(_Drawn):
 
 
 def plain(text: Text) -> str:
-    """A text or its messages as text that a terminal shows and does not obey."""
+    """A text or its messages as lines."""
     turns = [text] if isinstance(text, str) else [f"{turn['role']}: {turn['content']}" for turn in text]
-    return printable("\n".join(line for turn in turns for line in turn.splitlines()))
+    return "\n".join(line for turn in turns for line in turn.splitlines())
 
 
 def answers_within(budget: float, epsilon: float) -> int:

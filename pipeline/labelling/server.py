@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from private_rlhf.core.documents import DocumentError, read_json
-from private_rlhf.core.errors import UserError, is_name, one_line
+from private_rlhf.core.errors import UserError, is_name, one_line, print_lines
 from private_rlhf.labelling.connections import MOST_CONNECTIONS, MOST_HEAD, SECONDS, Connection
 from private_rlhf.labelling.store import EVENT_BYTES, SKIPPED, TOKEN_BYTES, AnswerConflict, AnswerStore, NotAsked
 from starlette.applications import Starlette
@@ -299,10 +299,10 @@ async def _explain(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return _json(404, {"error": "there is nothing here"})
     if isinstance(error, UserError):
-        print(f"label serve: {error}", file=sys.stderr)
+        print_lines(f"label serve: {error}", file=sys.stderr)
         return _json(503, {"error": "the server cannot store answers now; keep the page open, it tries again"})
     if not isinstance(error, ClientDisconnect):
-        print(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
+        print_lines(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
     return _json(500, {"error": "the server failed; keep the page open, it tries again"})
 
 

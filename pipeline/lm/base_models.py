@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError, one_line
@@ -61,6 +62,16 @@ def base_checkpoint(config: ModelConfig) -> str:
         texts = (f"{row.prompt}\n{row.response}" for row in load_demonstrations())
         return str(tiny_checkpoint(config.cache_dir / "tiny", texts))
     return check_checkpoint(config.source, "model.source", ", 'smollm2' or 'tiny'")
+
+
+def is_here(model: ModelConfig) -> bool:
+    """True if the base model's tokenizer is on this machine: in a folder, made before, or in the hub's cache."""
+    if model.source in ("smollm2", "tiny"):
+        return is_whole(model.cache_dir / model.source)
+    cached = Path(model.source).expanduser().is_dir() or try_to_load_from_cache(
+        model.source, "tokenizer_config.json", revision=model.revision
+    )
+    return cached is True or isinstance(cached, str)
 
 
 def base_config(model: ModelConfig, local: bool = True) -> Any | None:

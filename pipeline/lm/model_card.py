@@ -130,7 +130,7 @@ def write_results(folder: Path, lines: Sequence[str]) -> None:
     before, mark, after = card.partition(RESULTS)
     if mark:
         rest = after[after.index("\n\n## ") :]
-        atomic.write_text(path, before + RESULTS + "\n".join(f"- {line}" for line in lines) + rest)
+        atomic.write_page(path, before + RESULTS + "\n".join(f"- {line}" for line in lines) + rest)
 
 
 def base_model(model: ModelConfig) -> tuple[str | None, str | None]:
@@ -205,7 +205,7 @@ def write_beside(
         private = card["mark"] is None
         lines.append(render_markdown(card))
     head = card_head(origin, text, None if manifest is None else manifest.get("source"), private)
-    atomic.write_text(folder / "README.md", head + "\n".join(lines))
+    atomic.write_page(folder / "README.md", head + "\n".join(lines))
     rendering = Rendering(renderer.system_prompt, renderer.max_response_tokens, dict(renderer.chat_template_kwargs))
     atomic.write_json(folder / RENDERING, asdict(rendering))
 

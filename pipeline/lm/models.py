@@ -10,14 +10,13 @@ import copy
 import functools
 import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import LoraConfig, get_peft_model
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.kernels.linear_layers import speed_up
@@ -72,7 +71,7 @@ def load_tokenizer(
         give_plain_template(tokenizer)
         if declared_world().main:
             line = f"the tokenizer of {path} has no chat template: a plain one is used and saved (turns under 'User:')"
-            print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+            say(line)
     tokenizer.eos_token = end_of_turn(tokenizer) or tokenizer.eos_token
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {path} must have an end-of-sequence token: set one in its config")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.world import World, broadcast, device_type
 from private_rlhf.lm.kernels import KERNELS, plain, processor, runs
 from private_rlhf.recipe import ModelConfig
@@ -61,7 +60,7 @@ def resolve_dtype(model: ModelConfig, begun: Any, folder: Path, world: World) ->
             f"model.dtype=float32{'' if setting != 'auto' else ', which starts the run anew'}"
         )
     if line and world.main:
-        print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+        say(line)
     return replace(model, dtype=broadcast(dtype, world))  # machines may differ
 
 

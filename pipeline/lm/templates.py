@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateError
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, say
 from private_rlhf.data.render import Renderer
 
 ANSWER = "an answer"
@@ -86,7 +86,7 @@ def tokenizer_as_trained(renderer: Renderer, padding_side: str | None = None) ->
         if all(renders_alike(tokenizer, renderer, answer) for answer in PROBES):
             return tokenizer
     line = "the saved chat template renders answers with other tokens than training: score token ids, not texts"
-    print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+    say(line)
     return tokenizer
 
 

@@ -11,6 +11,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import RunWaits, UserError
+from private_rlhf.core.noise import share_text
 from private_rlhf.core.stats import wilson
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal
@@ -106,12 +107,9 @@ def describe_questions(posterior: Posterior, pool: Pool, picked: Tensor) -> dict
 
 def round_line(row: Mapping[str, Any]) -> str:
     """One line about a row of the history."""
-    accuracy = row["held_out_accuracy_debiased"]
+    accuracy = share_text(row["held_out_accuracy_debiased"])
     gain = f", J of the Gibbs policy {row['gibbs_objective_gain']:+.3f}" if "gibbs_objective_gain" in row else ""
-    return (
-        f"{row['labels']} labels: held-out debiased accuracy {accuracy['value']:.3f} "
-        f"[{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]{gain}"
-    )
+    return f"{row['labels']} labels: held-out debiased accuracy {accuracy}{gain}"
 
 
 def make_labeller(settings: OnlineConfig, privatize: PrivatizeConfig, seed: int, folder: Path) -> Labeller:

@@ -9,7 +9,7 @@ from typing import Any
 
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.privacy.guarantee import NO_CLAIM_ROW, status_of
+from private_rlhf.privacy.guarantee import NO_CLAIM_ROW, dropped_text, status_of
 from private_rlhf.privacy.person import person_epsilon
 
 PROTECTED = (
@@ -168,7 +168,7 @@ def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
         "Guarantee": card["statement"],
         "Person level": card["person_level"]["statement"],
         "Events": events_text(card),
-        "Rows left out": ", ".join(f"{count} {name}" for name, count in card["dropped"].items()) or "none stated",
+        "Rows left out": dropped_text(card["dropped"]) if card["dropped"] else "none stated",
         "Source, as declared": card["source"],
     }
     return rows | {name.replace("_", " ").capitalize(): value for name, value in card["facts"].items()}

@@ -253,7 +253,8 @@ class EventStore:
             for partition in range(PARTITIONS):
                 piece = pieces.get(f"{partition:02x}")
                 rows = read_rows(piece, EVENT) if piece else staged.base.read(partition)
-                rows["respelled"] |= np.isin(rows["letters"], again)
+                if len(again):
+                    rows["respelled"] |= np.isin(rows["letters"], again)
                 file.write(rows.data)
                 digest.update(rows.data)
                 several.append(rows[rows["respelled"]])

@@ -41,9 +41,26 @@ class DropCounts:
         return {name: count for name, count in asdict(self).items() if count is not None}
 
 
+DROPPED = {
+    "identical": "identical responses",
+    "empty": "an empty prompt or response",
+    "duplicates": "a pair that an earlier row holds",
+    "over_cap": "a person over the cap",
+    "ties": "a tie",
+}
+"""Reasons of `DropCounts` for people."""
+
+
+def dropped_text(dropped: Mapping[str, int], what: str = "rows") -> str:
+    """Counts by reason: "146 rows left out (100 for identical responses, 46 for a tie)", or "no rows left out"."""
+    reasons = [f"{count} for {DROPPED.get(reason, reason)}" for reason, count in dropped.items() if count]
+    return f"{sum(dropped.values())} {what} left out ({', '.join(reasons)})" if reasons else f"no {what} left out"
+
+
 def nothing_left(source: str, counts: DropCounts) -> UserError:
     """The error of a source of which every row was dropped."""
     over = f", {counts.over_cap} were over the cap per person" if counts.over_cap else ""
+    over += f", {counts.ties} were ties" if counts.ties else ""
     return UserError(
         f"{source}: no rows are left; {counts.identical} had identical responses and {counts.empty} an empty prompt"
         f" or response{over}; check that `chosen` and `rejected` are two different answers to the prompt"

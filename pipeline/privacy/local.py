@@ -350,7 +350,7 @@ def filter_stdin(
     pair = parse_labels(labels)
     draws = DrawStore(store, pair)
     if draws.created:
-        print(f"new store {store}: keep it, events in it are never drawn again", file=sys.stderr)
+        print(_printable(f"new store {store}: keep it, events in it are never drawn again"), file=sys.stderr)
     fields = tuple(name for name in keep.split(",") if name)
     try:
         refused = LabelFilter(draws, epsilon, pair, id_field, label_field, fields).serve(
@@ -364,6 +364,10 @@ def filter_stdin(
     if refused:
         print(f'label-filter: {refused} lines were refused, see the "error" answers; fix them', file=sys.stderr)
     return 2 if refused else 0
+
+
+def _printable(line: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 def _write_all(data: bytes) -> None:
@@ -384,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return filter_stdin(**vars(options))
     except UserError as error:
-        print(f"label-filter: {error}", file=sys.stderr)
+        print(_printable(f"label-filter: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

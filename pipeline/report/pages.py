@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
+from private_rlhf.core.noise import outside, share_text
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.privacy.card import markdown
 from private_rlhf.privacy.card import render_markdown as render_card
@@ -70,13 +71,10 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
         lines += [_markdown_row(["", *columns]), "|---|" + "---:|" * len(columns)]
         lines += [_markdown_row([label, *(_markdown_cell(*cell) for cell in cells)]) for label, cells in table]
         lines += ["", "In brackets: 95 % intervals.", ""]
-    if facts.evaluation.get("judge"):
-        lines += [f"- {note}" for note in notes(facts)] + [""]
-    baseline = facts.evaluation.get("longer_answer_baseline")
-    if usable(baseline):
-        share = sections.percent(baseline["value"], 1)
-        lines += [f'"The longer answer wins" is right on {share} of the likelihood pairs.', ""]
-    lines += [text + "\n" for text in (sections.yardstick(facts), sections.time_sentence(facts)) if text]
+    shown = notes(facts) if facts.evaluation.get("judge") else _explained(sections.unclipped(facts))
+    lines += [*(f"- {note}" for note in shown), ""] if shown else []
+    more = (sections.longer_answer(facts), sections.yardstick(facts), sections.time_sentence(facts))
+    lines += [text + "\n" for text in more if text]
     lines.append(render_card(card))
     return "\n".join(lines)
 
@@ -90,7 +88,12 @@ def reward_sentence(facts: RunFacts) -> str:
 
 def notes(facts: RunFacts) -> list[str]:
     """Notes on the win rates, as sentences."""
-    return [_sentence(str(note)).rstrip(".") + "." for note in facts.evaluation.get("judge_notes") or []]
+    stated = [_sentence(str(note)).rstrip(".") + "." for note in facts.evaluation.get("judge_notes") or []]
+    return stated + _explained(sections.unclipped(facts))
+
+
+def _explained(why: str) -> list[str]:
+    return [f"{_sentence(why)}."] if why else []
 
 
 def win_rate_figures(facts: RunFacts) -> list[Figure]:
@@ -102,6 +105,7 @@ def win_rate_figures(facts: RunFacts) -> list[Figure]:
                 if usable(result.get(key)) and (likelihood or method != REFERENCE)]  # fmt: skip
         baseline = facts.evaluation.get("longer_answer_baseline") if key == "likelihood_win_rate" else None
         note = "Pairs whose preferred answer is the likelier one." if likelihood else "Against π_ref; the line is 50 %."
+        note = " ".join([note, *([sections.longer_answer(facts)] if baseline else [])])
         figures.append((title, plots.win_rates(f"win-{key.replace('_', '-')}", rows, baseline), note))
     return _drawn(*figures)
 
@@ -132,6 +136,7 @@ def ppo_figures(facts: RunFacts) -> list[Figure]:
 def online_figures(facts: RunFacts) -> list[Figure]:
     """By answers given: accuracy, J and regret beside other ways of asking, and which pairs were asked."""
     report = facts.manifests.get("online", {}).get("report", {})
+    checks = [row["held_out_accuracy_debiased"] for row in report.get("history", [])]
     rounds = [{**row, "accuracy": row["held_out_accuracy_debiased"]["value"]} for row in report.get("history", [])]
     for arm, rows in (report.get("arms") or {}).items():
         rounds += [{"labels": row["labels"]} | {f"{arm}_{key}": row[key] for key in row} for row in rows]
@@ -147,7 +152,8 @@ def online_figures(facts: RunFacts) -> list[Figure]:
     means = [("asked_above", "answers above the mean", GIBBS), ("asked_margin", "difference of the two", OTHER)]
     return _drawn(
         ("Accuracy by answers", curves("accuracy", [("accuracy", "r̄", POLICY)], "debiased accuracy"),
-         "Of r̄ after each round of questions, on private answers about held-out prompts."),
+         _unclipped("Of r̄ after each round of questions, on private answers about held-out prompts."
+                    + (f" After the last: {share_text(checks[-1])}." if checks else ""), *checks[:-1])),
         ("J by answers", curves("j", lines("gibbs_objective_gain"), "J gain"),
          "Of the policy π_ref·exp(r̄/kl_coef) among the candidates, by the known truth, which no choice saw. Passive and"
          " offline: as many answers at the same ε about pairs of π_ref; offline is pessimistic."),
@@ -158,11 +164,17 @@ def online_figures(facts: RunFacts) -> list[Figure]:
     )  # fmt: skip
 
 
+def _unclipped(note: str, *shares: dict[str, Any]) -> str:
+    """A caption, with an explanation of debiased estimates that are no shares."""
+    return " ".join([note, *_explained(outside(*shares))])
+
+
 def reward_figures(facts: RunFacts) -> list[Figure]:
     """Calibration, coverage and ridge path, where the run gives them."""
     fit = facts.reward_fit
+    bins = [{**row, "value": row.get("observed")} for row in fit.get("calibration") or []]
     return _drawn(
-        ("Calibration", plots.calibration("calibration", fit.get("calibration") or []), "On held-out private labels."),
+        ("Calibration", plots.calibration("calibration", bins), _unclipped("On held-out private labels.", *bins)),
         ("Coverage of r*", plots.coverage("coverage", facts.evaluation.get("coverage") or []),
          "Centred at π_ref. Dashed: a normal error of standard deviation Γ; κ = 1 is the default."),
         ("Choice of the ridge", plots.ridge_path("ridge", fit.get("ridge_path") or [], fit.get("ridge")),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from private_rlhf.core.errors import printable
+from private_rlhf.core.noise import outside
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
@@ -81,9 +82,11 @@ def interval(low: Any, high: Any, digits: int = 2) -> str:
 
 
 def percent_interval(estimate: dict[str, Any]) -> str:
-    """`66–77 %`."""
+    """`66–77 %`, or `−3 to 8 %`."""
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
-    return f"{number(100 * low, 0)}–{number(100 * high, 0)}{SPACE}%" if known(low) and known(high) else ""
+    if not (known(low) and known(high)):
+        return ""
+    return f"{number(100 * low, 0)}{'–' if low >= 0 else ' to '}{number(100 * high, 0)}{SPACE}%"
 
 
 def epsilon_text(epsilon: Any) -> str:
@@ -310,8 +313,14 @@ _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
     """The reward fit's scalars and estimates, the known ones first; lists and objects are drawn or left out."""
     order = [key for key in dict.fromkeys([*_FIT_LABELS, *fit]) if key in fit and key not in _FIT_DRAWN]
-    facts = {_FIT_LABELS.get(key, key.replace("_", " ").capitalize()): _fact(key, fit[key]) for key in order}
+    facts = {_FIT_LABELS.get(key, key.replace("_", " ").capitalize()): _fit_fact(key, fit[key]) for key in order}
     return [(label, text) for label, text in facts.items() if text]
+
+
+def _fit_fact(key: str, value: Any) -> str:
+    text = _fact(key, value)
+    why = outside(value) if key == "validation_accuracy_debiased" else ""
+    return f"{text} ({why})" if why else text
 
 
 def _fact(key: str, value: Any) -> str:
@@ -324,6 +333,22 @@ def _fact(key: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}".replace(",", " ")
     return significant(value, 4) if known(value) else ""
+
+
+def longer_answer(facts: RunFacts) -> str:
+    """The rate at which the longer answer is the preferred one, as a sentence with its interval."""
+    baseline = facts.evaluation.get("longer_answer_baseline")
+    if not usable(baseline):
+        return ""
+    right = f"{percent(baseline['value'], 1)} ({percent_interval(baseline)})"
+    return f'"The longer answer wins" is right on {right} of the likelihood pairs.'
+
+
+def unclipped(facts: RunFacts) -> str:
+    """An explanation of rates on privatised or counted labels that are no shares; empty where all are."""
+    names = ("likelihood_win_rate", "likelihood_win_rate_like_length")
+    shares = [result.get(name) for result in facts.methods.values() for name in names]
+    return outside(*shares, facts.evaluation.get("longer_answer_baseline"))
 
 
 def texts_table(facts: RunFacts) -> list[list[str]]:
@@ -455,6 +480,5 @@ def show_results(run: RunDir, console: Console | None = None) -> None:
                 if method != "prompt":
                     label, answered = label_of(method, methods.get(method)), " ".join(answer["text"].split())
                     console.print(Text(printable(f"  {label}: {answered}")))
-    console.print(
-        f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
-    )
+    places = f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}"
+    console.print(Text(printable(places)), soft_wrap=True)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from private_rlhf.core.atomic import write_json
+from private_rlhf.core.noise import share_text
 from private_rlhf.data.engine import count_right, gather_events
 from private_rlhf.data.publish import refusals
 from private_rlhf.data.raw_source import RawSource, split_rows
@@ -38,7 +39,7 @@ def run(context: StageContext) -> dict[str, Any]:
     longer = rates.pop(LONGER)
     results = {"likelihood_win_rate": rates, "longer_answer_baseline": longer, "label_counts": counted}
     write_json(context.folder / "rates.json", results)
-    text = ", ".join(f"{name} {rate['value']:.3f}" for name, rate in rates.items())
+    text = ", ".join(f"{name} {share_text(rate)}" for name, rate in rates.items())
     return {"summary": f"likelihood win rates by noisy counts at ε = {counted['epsilon']:g}: {text}"}
 
 

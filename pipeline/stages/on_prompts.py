@@ -152,4 +152,5 @@ def write_results(
     manifest = inputs.release(context.run.released).manifest.as_dict()
     text = policy_text(trained_on(prompts, recipe.data.prompts), renderer, recipe.ppo, measured=True)
     origin = Provenance(context.name, recipe.name, recipe.model, recipe.data, recipe.override)
-    write_beside(context.folder / "model", origin, renderer, manifest, text, {**context.outside_reward, **(facts or {})})
+    used = {**context.outside_reward, **(facts or {})}
+    write_beside(context.folder / "model", origin, renderer, manifest, text, used)

@@ -15,10 +15,12 @@ Command: python -m private_rlhf.stages.privatize --config RECIPE [--run-dir DIR]
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from private_rlhf.core.errors import print_lines
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.data import curate
 from private_rlhf.data.curate import Bundle, LedgerEntry, Workspace
@@ -26,7 +28,7 @@ from private_rlhf.data.engine import Events
 from private_rlhf.data.publish import check_output, refusals
 from private_rlhf.data.raw_source import RawSource, Split, split_rows
 from private_rlhf.data.release_import import import_bundle, names_bundle
-from private_rlhf.privacy.guarantee import guarantee
+from private_rlhf.privacy.guarantee import dropped_text, guarantee
 from private_rlhf.privacy.ledger import Ledger
 from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
 from private_rlhf.privacy.signatures import public_key
@@ -51,6 +53,8 @@ def run(context: StageContext) -> dict[str, Any]:
     key = raw.randomiser_key()
     ledger = Ledger.open(key) if key.mode == "keyed" and not isinstance(mechanism, PublicLabels) else None
     sources = raw.open_sources()
+    if sys.stderr.isatty():  # for people, before anything is spent
+        print_lines(*raw.head(), file=sys.stderr)
     with (
         refusals(context.folder),
         raw.workspace(key, sources, context.folder, context.checkpoints) as workspace,
@@ -109,6 +113,7 @@ def run(context: StageContext) -> dict[str, Any]:
 def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger | None) -> dict[str, Any]:
     """What the stage's manifest says; no statistic of true labels."""
     epsilon, dropped = facts["epsilon"], split.train_counts.as_dict()
+    tested = split.test_counts.as_dict() | {"a pair that is trained on": split.overlap}
     mark = f" — {facts['mark']}" if facts["mark"] else ""
     said = f"{split.train_rows} labels at ε = {'∞' if epsilon is None else epsilon} (each kept with probability "
     noise = LabelNoise.from_json(facts)
@@ -124,8 +129,8 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
         "keep_prob": facts["keep_prob"],
         "mark": facts["mark"],
         "ledger": None if ledger is None else ledger.card_facts(),
-        "summary": f"{said}{mark}; {sum(dropped.values())} rows "
-        f"dropped; {split.test_rows} evaluation pairs ({recipe.evaluation_labels} labels)",
+        "summary": f"{said}{mark}; {dropped_text(dropped)}; {split.test_rows} evaluation pairs "
+        f"({recipe.evaluation_labels} labels), {dropped_text(tested)}",
     }
 
 

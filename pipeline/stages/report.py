@@ -27,9 +27,9 @@ def run(context: StageContext) -> dict[str, Any]:
     page = render_html(facts, status, card)
     folder = context.folder
     atomic.write_json(folder / "card.json", card)
-    atomic.write_text(folder / "card.md", render_card(card))
-    atomic.write_text(folder / "report.md", render_markdown(facts, status, card))
-    atomic.write_text(folder / "report.html", page)
+    atomic.write_page(folder / "card.md", render_card(card))
+    atomic.write_page(folder / "report.md", render_markdown(facts, status, card))
+    atomic.write_page(folder / "report.html", page)
     return {"summary": f"report/report.html: {headline(facts, status)}", "private": status.private}
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.stats import Estimate, wilson
+from private_rlhf.core.noise import LabelNoise, share_text
+from private_rlhf.core.stats import wilson
 from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleaseManifest
 from private_rlhf.data.render import Renderer, left_out, text_count
@@ -123,7 +123,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "texts": [text_count("pairs", len(rows) + dropped, len(rows), renderer)],
         "summary": f"{settings.mode} fit of {len(training)} pairs{left_out(dropped)} by {settings.loss}, "
         f"λ = {metadata.ridge:.3g}; "
-        f"held-out debiased accuracy {accuracy['value']:.3f} [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]",
+        f"held-out debiased accuracy {share_text(accuracy)}",
     }
 
 
@@ -242,7 +242,7 @@ def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise) -> d
 
 def held_out_text(check: dict[str, Any]) -> str:
     """The result of `held_out` as a sentence for the card."""
-    accuracy = Estimate(**check["validation_accuracy_debiased"])
+    accuracy = share_text(check["validation_accuracy_debiased"])
     likelihood, error = check["validation_log_likelihood"], check["validation_log_likelihood_se"]
     spread = f" (standard error {error:.3f})" if error is not None else ""
     return (

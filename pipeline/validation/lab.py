@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from private_rlhf.core import atomic
 from private_rlhf.core.environment import environment
-from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.core.errors import RunStopped, UserError, print_lines
 from private_rlhf.core.outputs import output_folder
 from private_rlhf.core.stats import Estimate
 from scipy import stats
@@ -253,9 +253,9 @@ def validate(name: str, *, quick: bool, output: Path, studies: Mapping[str, str]
         report = replace(report, claims=jointly(report.claims))
         report.write(results / study, quick=quick, started=started)
         report.print_table()
-        print(f"{study}: {time.monotonic() - started:.1f} s, {results / study}")
+        print_lines(f"{study}: {time.monotonic() - started:.1f} s, {results / study}")
         reports.append(report)
-    print(summary({report.name: report.claims for report in reports}))
+    print_lines(summary({report.name: report.claims for report in reports}))
     if failed:
         raise RunStopped(f"failed, the others are done: {'; '.join(failed)}")
     return reports

@@ -56,6 +56,15 @@ def test_device_is_never_hard_coded(sources: Sources) -> None:
     assert not wrong
 
 
+def test_one_door_leads_to_the_terminal(sources: Sources) -> None:
+    """`core.errors`, where what a terminal obeys is escaped. `privacy.local` works as a single file, with its own; the
+    traceback in `validation.lab` is of a study, which reads no data."""
+    doors = {"pipeline/core/errors.py", "pipeline/privacy/local.py", "pipeline/validation/lab.py"}
+    calls = ("print", "sys.stdout.write", "sys.stderr.write", "traceback.print_exc", "typer.echo", "warnings.warn")
+    assert {path for path, tree in sources.items() for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in calls} == doors  # fmt: skip
+
+
 def test_no_pickles_outside_checkpoints(sources: Sources) -> None:
     """Neither the modules nor torch's own pickle-based files; a load anywhere says weights_only=True."""
     wrong = set()

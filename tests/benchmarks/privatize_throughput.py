@@ -1,13 +1,16 @@
 """Rows per second and peak memory of `private-rlhf privatize` against the reference way, on generated pairs.
 
 The reference is one process that reads all JSONL rows into a list, seeds `random.Random(f"{seed}-{id}")` for every
-row, flips, and writes gzip JSONL with the default level. Both run as processes of their own on the same file, one after
-the other; memory is the largest sum of resident memory over a process and all that it started, sampled 20 times a
-second. Rows are drawn from a fixed seed: `long` ones hold as much text as HH-RLHF's pairs (about 1.2 kB), `short` ones
-a few words. With --kill each release is made once more, killed at three random points and resumed: the files must be
-the same and the ledger must hold one entry.
+row, flips, and writes gzip JSONL with the default level. Both run as processes of their own on the same file, in turns;
+memory is the largest sum of resident memory over a process and all that it started, sampled 20 times a second. CPU
+seconds are user and system time of a process and all that it started: on a machine that others use, compare those.
+With --peers, an interpreter that has them, DuckDB and Polars do the plain job too: the same file with seeded flips, no
+key, ledger, ids, order or duplicates, written as gzip JSONL and as Parquet. Rows are drawn from a fixed seed: `long`
+ones hold as much text as HH-RLHF's pairs (about 1.2 kB), `short` ones a few words. With --kill each release is made
+once more, killed at three random points and resumed: the files must be the same and the ledger must hold one entry.
 
 Run:  python tests/benchmarks/privatize_throughput.py [--rows 100000 1000000] [--kinds long short] [--no-reference]
+      [--rounds 3] [--peers VENV/bin/python]   (pip install duckdb polars, in an environment of their own)
       (10^7 rows: --rows 10000000 --kinds long --no-reference --kill; needs about 40 GB of disk)
 """
 
@@ -18,12 +21,15 @@ import filecmp
 import json
 import os
 import random
+import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 REFERENCE = """
@@ -38,6 +44,30 @@ for number, row in enumerate(rows):
 with gzip.open(output, "wt", encoding="utf-8") as file:
     for row in rows:
         file.write(json.dumps(row) + "\\n")
+"""
+DUCKDB = """
+import duckdb, math, sys
+data, output, epsilon, kind = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]
+keep = 1 / (1 + math.exp(-epsilon))
+rows = f"(SELECT *, random() > {keep} AS flip FROM read_json('{data}', format = 'newline_delimited'))"
+pair = (("chosen", "rejected"), ("rejected", "chosen"))
+flipped = ", ".join(f"CASE WHEN flip THEN {b} ELSE {a} END AS {a}" for a, b in pair)
+form = "FORMAT JSON, COMPRESSION GZIP" if kind == "gzip" else "FORMAT PARQUET"
+duckdb.sql("SELECT setseed(0.5)")
+duckdb.sql(f"COPY (SELECT prompt, {flipped} FROM {rows}) TO '{output}' ({form})")
+"""
+POLARS = """
+import gzip, math, sys, polars as pl
+data, output, epsilon, kind = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]
+keep = 1 / (1 + math.exp(-epsilon))
+frame = pl.read_ndjson(data).with_columns(flip=pl.int_range(pl.len()).hash(0).cast(pl.Float64) / 2**64 > keep)
+pair = [pl.when("flip").then(b).otherwise(a).alias(a) for a, b in (("chosen", "rejected"), ("rejected", "chosen"))]
+frame = frame.select("prompt", *pair)
+if kind == "gzip":
+    with gzip.open(output, "wb", 6) as file:
+        frame.write_ndjson(file)
+else:
+    frame.write_parquet(output)
 """
 WORDS = {"long": (60, 70, 70), "short": (6, 4, 4)}  # in prompt and responses, on average
 
@@ -61,9 +91,9 @@ def generate(path: Path, rows: int, kind: str) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def measured(command: list[str]) -> tuple[float, float]:
-    """(seconds, peak resident MiB of the process tree). Exits if the command fails."""
-    start = time.monotonic()
+def measured(command: list[str]) -> tuple[float, float, float]:
+    """(seconds, CPU seconds, peak resident MiB of the process tree). Exits if the command fails."""
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0.0
     while process.poll() is None:
@@ -71,7 +101,38 @@ def measured(command: list[str]) -> tuple[float, float]:
         time.sleep(0.05)
     if process.returncode:
         sys.exit(f"{command[:4]} failed with {process.returncode}")
-    return time.monotonic() - start, peak
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return time.monotonic() - start, cpu, peak
+
+
+def contenders(arguments: argparse.Namespace, data: Path, folder: Path) -> dict[str, list[str]]:
+    """The plain jobs, by name."""
+    jobs = {}
+    if not arguments.no_reference:
+        jobs["reference"] = [sys.executable, "-c", REFERENCE, str(data), str(folder / "plain.gz"), arguments.epsilon]
+    for name, program in (("DuckDB", DUCKDB), ("Polars", POLARS)) if arguments.peers else ():
+        for kind in ("gzip", "Parquet"):
+            place = str(folder / f"{name}.{kind}")
+            jobs[f"{name} {kind}"] = [arguments.peers, "-c", program, str(data), place, arguments.epsilon, kind]
+    return jobs
+
+
+def in_turns(ours: Callable[[], list[str]], jobs: dict[str, list[str]], rows: int, rounds: int) -> float:
+    """Measure everything `rounds` times in turns and print medians; returns the seconds of the release."""
+    taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ("private-rlhf", *jobs)}
+    for _ in range(rounds):
+        for name in taken:
+            taken[name].append(measured(jobs.get(name) or ours()))
+    middle = {name: [statistics.median(values) for values in zip(*runs, strict=True)] for name, runs in taken.items()}
+    seconds, cpu, _ = middle["private-rlhf"]
+    for name, (wall, spent, peak) in middle.items():
+        print(
+            f"  {name:<15} {rows / wall:9.0f} rows/s {wall:8.1f} s {spent:8.1f} CPU s  peak {peak:7.0f} MiB"
+            f"  x {wall / seconds:5.1f} wall {spent / cpu:5.1f} CPU",
+            flush=True,
+        )
+    return seconds
 
 
 def _tree_memory(root: int) -> float:
@@ -120,29 +181,34 @@ def main() -> None:
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--epsilon", default="0.5")
     parser.add_argument("--workers", default=None)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--peers", help="an interpreter with duckdb and polars")
     parser.add_argument("--kill", action="store_true")
     arguments = parser.parse_args()
     program = [sys.executable, "-m", "private_rlhf.cli"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ["XDG_STATE_HOME"] = str(folder / "keys")  # not the user's own: each release has a new key
         for kind in arguments.kinds:
             for rows in arguments.rows:
                 data = folder / f"{kind}-{rows}.jsonl"
                 generate(data, rows, kind)
                 print(f"{kind} {rows} rows, {data.stat().st_size / rows:.0f} bytes each", flush=True)
                 key, output = folder / f"{kind}-{rows}.key", folder / f"{kind}-{rows}"
-                subprocess.run([*program, "keygen", "--output", str(key)], check=True, stdout=subprocess.DEVNULL)
                 command = ["privatize", "--data", str(data), "--output", str(output), "--key", str(key)]
                 command += ["--epsilon", arguments.epsilon]
                 command += ["--workers", arguments.workers] if arguments.workers else []
-                seconds, peak = measured([*program, *command])
-                print(f"  private-rlhf  {rows / seconds:10.0f} rows/s  {seconds:8.1f} s  peak {peak:7.0f} MiB")
-                if not arguments.no_reference:
-                    target = folder / "plain.jsonl.gz"
-                    line = [sys.executable, "-c", REFERENCE, str(data), str(target), arguments.epsilon]
-                    plain, peak = measured(line)
-                    print(f"  reference     {rows / plain:10.0f} rows/s  {plain:8.1f} s  peak {peak:7.0f} MiB")
-                    print(f"  ratio         {plain / seconds:10.1f}", flush=True)
+
+                def afresh(key: Path = key, output: Path = output, command: Sequence[str] = command) -> list[str]:
+                    """The release under a new key: a second one under the same key writes nothing."""
+                    for path in (output, key.with_name(f"{key.name}.state"), folder / "keys"):
+                        shutil.rmtree(path, ignore_errors=True)
+                    key.unlink(missing_ok=True)
+                    made = [*program, "keygen", "--output", str(key)]
+                    subprocess.run(made, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                    return [*program, *command]
+
+                seconds = in_turns(afresh, contenders(arguments, data, folder), rows, arguments.rounds)
                 if arguments.kill:
                     copy, again = folder / "copy.key", folder / "again"  # a ledger of its own, as on another machine
                     os.environ["XDG_STATE_HOME"] = str(folder / "user")

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import engine
+from private_rlhf.data.conversation import RowError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options, parse_labels
 from private_rlhf.data.layout import read_preferences
@@ -27,6 +28,7 @@ from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.recipe import DataConfig
 from support.other_machines import move_to
 from support.plain_release import manifest_of, privatize_records, write_release
 
@@ -253,6 +255,30 @@ def test_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:
         Options(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_column": "l"}, r"^data\.label_column and data\.labels go together: .*data\.labels: A,B\)$"),
+        ({"label_column": "l", "labels": ("A", "A")}, r"^data\.labels: declare two different values"),
+        ({"labeler_column": "rejected"}, r"^privatize\.labeler_column: 'rejected' holds the pair"),
+        ({"ties": "none"}, r"^data\.ties must be drop or coin, got 'none'"),
+        ({"corrects_column": "c"}, r"^privatize\.corrects_column needs privatize\.event_column"),
+    ],
+)
+def test_errors_about_labels_name_the_keys_of_a_recipe(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Options(**options, in_recipe=True)
+    with pytest.raises(UserError, match=r"^--"):
+        Options(**options)
+
+
+def test_a_recipe_s_labels_are_named_by_its_key() -> None:
+    with pytest.raises(UserError, match=r"^data\.labels: declare two values"):
+        Options.of(DataConfig(label_column="l", labels="A"))
+    with pytest.raises(RowError, match=r"a label that data\.labels does not declare"):
+        Options.of(DataConfig(label_column="l", labels="A,B")).score(["C"])
+
+
 def test_two_values_are_declared() -> None:
     with pytest.raises(UserError, match="--labels: declare two values"):
         parse_labels("A")
@@ -331,6 +357,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from private_rlhf.data import curate, engine
+from private_rlhf.data.conversation import RowError
 from private_rlhf.data.curate import Request, privatize_source
 step, left, data, output, key = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 

@@ -101,18 +101,39 @@ def test_nothing_that_is_printed_depends_on_a_label(
     assert "⟦" in said[0][1]
 
 
+@pytest.mark.usefixtures("terminal")
+def test_the_stage_of_a_recipe_shows_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = "name: x\nevaluation_labels: private\nmodel: {source: tiny}\nprivatize: {epsilon: 1.0, key_file: ../k}\n"
+    Path("recipe.yaml").write_text(recipe)
+    write_jsonl(tmp_path, rows(40))
+    keygen(tmp_path.parent / "k")
+    assert main(["privatize", "--config", "recipe.yaml", "--data", "train.jsonl"]) == 0
+    printed = capsys.readouterr().err
+    assert "columns read: prompt, chosen, rejected; not read: score" in printed
+    assert printed.index("⟦") < printed.index("no rows left out; 4 evaluation pairs (private labels)")
+
+
 def test_counts_are_those_of_the_rows(tmp_path: Path) -> None:
     found = summary(tmp_path, odd(50))
     assert (found.rows, found.whole) == (57, True)
-    assert found.dropped == {"identical": 10, "empty": 20, "repeated": 2, "ties": 0}
+    assert found.dropped == {"identical": 10, "empty": 20, "duplicates": 2, "ties": 0}
     assert found.short == 10
     assert found.read == ("prompt", "chosen", "rejected")
     assert found.unread == ("score",)
     assert found.turns == {2: 57}
     text = "\n".join(found.lines())
-    assert "left out: 10 identical, 20 empty, 2 repeated" in text
+    assert "32 rows left out (10 for identical responses, 20 for an empty prompt" in text
     assert "not read: score" in text
     assert summary(tmp_path / "m", messages(9)).turns == {2: 6, 4: 3}
+
+
+LEFT_OUT = (
+    "32 rows left out (10 for identical responses, 20 for an empty prompt or response, 2 for a pair that an earlier row"
+    " holds)"
+)
 
 
 @pytest.mark.usefixtures("terminal")
@@ -121,8 +142,8 @@ def test_the_counts_are_those_of_the_release(tmp_path: Path, capsys: pytest.Capt
     words = ["privatize", "--data", str(source), "--output", str(tmp_path / "out"), "--epsilon", "1", "--key", str(key)]
     assert main(words) == 0
     printed = capsys.readouterr()
-    assert "left out: 10 identical, 20 empty, 2 repeated" in printed.err
-    assert "dropped: 10 identical, 20 empty, 2 duplicates" in printed.out
+    assert LEFT_OUT in printed.err
+    assert LEFT_OUT in printed.out
 
 
 ODD = {

@@ -10,6 +10,7 @@ from private_rlhf.privacy.guarantee import (
     RANDOMISED_BY,
     DropCounts,
     claim_of,
+    dropped_text,
     guarantee,
     nothing_left,
     stated,
@@ -67,3 +68,11 @@ def test_what_was_not_seen_is_somebody_s_word() -> None:
 def test_a_noisy_sum_needs_both_numbers(epsilon: float, delta: float) -> None:
     with pytest.raises(UserError, match=r"must be a finite number above 0|delta must lie in"):
         NoisySum(epsilon, delta)
+
+
+def test_rows_left_out_are_counted_by_reason() -> None:
+    counts = DropCounts(identical=100, duplicates=40, ties=6).as_dict()
+    assert dropped_text(counts) == (
+        "146 rows left out (100 for identical responses, 40 for a pair that an earlier row holds, 6 for a tie)"
+    )
+    assert dropped_text(DropCounts().as_dict()) == "no rows left out"

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import OUTSIDE
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import ModelConfig, PrivatizeConfig, Recipe
-from private_rlhf.report.pages import render_html, render_markdown
+from private_rlhf.report.pages import render_html, render_markdown, reward_figures
 from private_rlhf.report.run_card import privacy_status, run_card
 from private_rlhf.report.run_facts import read_run
 from private_rlhf.stages import report
@@ -338,3 +339,25 @@ def test_card_states_what_a_labeller_loses_and_claims_nothing_central(make_run: 
     card = run_card(facts, privacy_status(facts))
     assert card["accounts"] == []
     assert "one_labeller" not in card["facts"]
+
+
+def test_rates_that_are_no_shares_are_explained_where_they_are_printed(make_run: MakeRun) -> None:
+    """Debiased accuracy, calibration and rates on privatised labels; a run whose rates are shares has no such words."""
+    run = make_run(ppo=False)
+    facts = read_run(run, STAGES)
+    status = privacy_status(facts)
+    assert OUTSIDE not in render_markdown(facts, status, run_card(facts, status)).lower()
+    outside = {"value": 1.157, "ci_low": 0.902, "ci_high": 1.412, "n": 40}
+    below = {"value": -0.074, "ci_low": -0.31, "ci_high": 0.16, "n": 40}
+    fit = facts.reward_fit | {"validation_accuracy_debiased": outside}
+    facts = replace(facts, reward_fit=fit, evaluation=facts.evaluation | {"longer_answer_baseline": below})
+    page = render_markdown(facts, status, run_card(facts, status))
+    assert "1.157 [0.902, 1.412] (a share below 0 or above 1 is chance" in page
+    assert '"The longer answer wins" is right on −7.4\u00a0% (−31 to 16\u00a0%) of the likelihood pairs.' in page
+    assert "- A share below 0 or above 1 is chance" in page
+    html = render_html(facts, status, run_card(facts, status))
+    assert "1.157 [0.902, 1.412] (a share below 0" in html
+    assert "−7.4\u00a0% (−31 to 16\u00a0%)" in html
+    wide = [{"predicted": 0.9, "observed": 1.02, "ci_low": 0.8, "ci_high": 1.24, "n": 9}]
+    (figure, *_) = reward_figures(replace(facts, reward_fit={"calibration": wide}))
+    assert OUTSIDE in figure["note"].lower()
