@@ -17,19 +17,23 @@ at fault: whether a row is accepted, and what is said about it, does not depend 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import (
     ASSISTANT,
+    MarkedTexts,
     RowError,
+    check_texts,
     check_turns,
     common,
     cut_prompt,
+    framed,
     is_nearly_transcript,
     is_transcript,
     is_written_list,
@@ -38,11 +42,10 @@ from private_rlhf.data.conversation import (
     transcript,
     transcript_turns,
 )
-from private_rlhf.data.declared_columns import PAIR, column_value, nearest
+from private_rlhf.data.declared_columns import BESIDE_PROMPT, PAIR, SYSTEMS, Options, column_value, nearest
 from private_rlhf.data.sources import Part, Row, open_source
 from private_rlhf.privacy.records import Message, Text, encode_text, is_blank
 
-T = TypeVar("T")
 FIRST_ROWS = 200
 """By which a form is chosen."""
 SHARE = 0.9
@@ -60,18 +63,23 @@ class Demonstration(NamedTuple):
     response: Text
 
 
-def read_demonstrations(source: str | Path, split: str | None = None) -> Iterator[Demonstration]:
-    """Stream demonstrations: `prompt` and `response`, TRL's `prompt` and `completion`, or `messages`.
+def read_demonstrations(
+    source: str | Path, split: str | None = None, options: Options | None = None
+) -> Iterator[Demonstration]:
+    """Stream demonstrations: `prompt` and `response`, TRL's `prompt` and `completion`, or `messages`. options: of
+    message keys and special tokens.
 
     Preference data is refused with a UserError: fine-tuning on the preferred answers would put the true labels into
     the model.
     """
     wanted = ("prompt", "response", "completion", "messages", *PAIR)
-    return _stream(source, open_source(source, split), wanted, _demonstration_converter)
+    texts = _stream(source, open_source(source, split), wanted, _demonstration_converter, options or Options())
+    return map(Demonstration._make, texts)
 
 
-def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]:
-    """Prompts, each once: from a `prompt` column, from `messages`, or from preference rows (raw or released).
+def read_prompts(source: str | Path, split: str | None = None, options: Options | None = None) -> Iterator[Text]:
+    """Prompts, each once: from a `prompt` column, from `messages`, or from preference rows (raw or released). options:
+    as of `read_demonstrations`.
 
     Prompts of preference rows come in an order of their own (by hash), since the order of such rows may tell their
     labels.
@@ -80,16 +88,16 @@ def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]
     parts = open_source(source, split, release=True)
     from_pairs = [False]
 
-    def choose(rows: Sequence[Row]) -> Callable[[Row], Text]:
+    def choose(rows: Sequence[Row]) -> TextConverter:
         if set(PAIR) & rows[0].keys():
             from_pairs[0] = True
             convert = pair_converter(rows)
-            return lambda row: convert(row)[0]
+            return lambda row: convert(row)[:1]
         return _prompt_converter(rows[0])
 
     def distinct() -> Iterator[Text]:
         seen: dict[bytes, Text | None] = {}
-        for prompt in _stream(source, parts, wanted, choose):
+        for (prompt,) in _stream(source, parts, wanted, choose, options or Options()):
             digest = sha256(encode_text(prompt)).digest()
             if digest in seen or is_blank(prompt):
                 continue
@@ -121,23 +129,71 @@ def peek(rows: Iterator[tuple[int, Row]]) -> tuple[list[tuple[int, Row]], Iterat
     return first, everything()
 
 
+class MarkedSource(UserError):
+    """The error of one row with special tokens, before all such rows are counted."""
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Errors of rows as UserErrors that name the row."""
+    try:
+        yield
+    except RowError as error:
+        kind = MarkedSource if isinstance(error, MarkedTexts) else UserError
+        raise kind(f"{where}: {error}") from None
+    except UnicodeEncodeError:
+        fault = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
+        raise UserError(f"{where}: {fault}") from None
+
+
 def _stream(
-    source: str | Path, parts: list[Part], wanted: Sequence[str], choose: Callable[[Sequence[Row]], Callable[[Row], T]]
-) -> Iterator[T]:
+    source: str | Path,
+    parts: list[Part],
+    wanted: Sequence[str],
+    choose: Callable[[Sequence[Row]], TextConverter],
+    options: Options,
+) -> Iterator[tuple[Text, ...]]:
     """Convert every row with the converter that `choose` picks for the first ones."""
-    convert: Callable[[Row], T] | None = None
+    convert: TextConverter | None = None
+    faults: list[MarkedSource] = []
+    rows = 0
     for part in parts:
-        first, rows = peek(part.rows(wanted))
-        for number, row in rows:
+        first, stream = peek(part.rows((*wanted, *BESIDE_PROMPT)))
+        for number, row in stream:
+            rows += 1
             try:
-                if convert is None:
-                    convert = choose([each for _, each in first])
-                value = convert(row)
-            except RowError as error:
-                raise UserError(f"{part.name}, {part.unit} {number}: {error}") from None
-            yield value
+                with naming(f"{part.name}, {part.unit} {number}"):
+                    convert = convert or choose([each for _, each in first])
+                    texts = _with_columns(convert(row), row, options)
+                    check_texts(texts, options.message_keys, options.special_tokens)
+            except MarkedSource as fault:
+                faults.append(fault)
+            if not faults:
+                yield texts
     if convert is None:
         raise UserError(f"{source}: holds no rows; give a data set with at least one")
+    if faults:
+        raise counted(faults[0], len(faults), rows)
+
+
+def counted(fault: MarkedSource, count: int, rows: int) -> UserError:
+    """The error of the first row with special tokens, with the number of such rows among all."""
+    return UserError(f"{fault} ({count} of {rows} rows do)")
+
+
+def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[Text, ...]:
+    """The texts with the system message and the tools of the row's columns."""
+    check_lossy([row], (*SYSTEMS, *options.message_keys))
+    system = next((row[name] for name in SYSTEMS if row.get(name)), None)
+    tools = row.get("tools")
+    return framed(texts, system, tools) if system or tools else texts
+
+
+def check_lossy(rows: Sequence[Row], read: Collection[str]) -> None:
+    """RowError for a column that belongs to the prompt, is not empty and is not read."""
+    if lossy := sorted(name for name in BESIDE_PROMPT if name not in read and any(row.get(name) for row in rows)):
+        remedy = "name it in data.message_keys, if the chat template renders it, or " if lossy[0] == "tools" else ""
+        raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; {remedy}remove it")
 
 
 def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:
@@ -162,6 +218,7 @@ def require_columns(part: Part, needed: Sequence[str], door: str = "") -> None:
 
 Converted = tuple[Text, Text, Text]
 Converter = Callable[[Row], Converted]
+TextConverter = Callable[[Row], tuple[Text, ...]]
 
 
 def check_pair(row: Row, door: str = "") -> None:
@@ -344,7 +401,7 @@ def prompted_dialogue(row: Row) -> Converted:
 # ---------------------------------------------------------------- demonstrations and prompts
 
 
-def _demonstration_converter(rows: Sequence[Row]) -> Callable[[Row], Demonstration]:
+def _demonstration_converter(rows: Sequence[Row]) -> TextConverter:
     row = rows[0]
     if set(PAIR) & row.keys():
         raise RowError(
@@ -378,13 +435,13 @@ def _from_messages(row: Row) -> Demonstration:
     return Demonstration(messages[:-1], messages[-1:])
 
 
-def _prompt_converter(row: Row) -> Callable[[Row], Text]:
+def _prompt_converter(row: Row) -> TextConverter:
     if "prompt" in row:
         if isinstance(row["prompt"], list):
-            return lambda row: read_messages(column_value(row, "prompt", ("prompt",)), "column 'prompt'")
-        return lambda row: _string(row, "prompt", ("prompt",))
+            return lambda row: (read_messages(column_value(row, "prompt", ("prompt",)), "column 'prompt'"),)
+        return lambda row: (_string(row, "prompt", ("prompt",)),)
     if "messages" in row:
-        return _prompt_of_messages
+        return lambda row: (_prompt_of_messages(row),)
     hint = nearest(("prompt", "messages"), row, ("prompt", "messages"))
     raise RowError(f"has no column 'prompt' or 'messages'{hint}; rename or add it")
 

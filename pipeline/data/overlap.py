@@ -110,7 +110,7 @@ def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_rel
     digests, files = Digests(), {}
     for key in keys:
         if not data.built_in(key):
-            files[key] = read_texts(key, getattr(data, key), digests)
+            files[key] = read_texts(key, getattr(data, key), digests, Options.of(data))
     if not files:
         return
     pairs = protected_pairs(data, released, new_release)
@@ -277,14 +277,14 @@ class Texts:
         return np.frombuffer(self._found, dtype=np.uint64), np.frombuffer(self._history_of, dtype=np.int64)
 
 
-def read_texts(key: str, source: str, digests: Digests) -> Texts:
+def read_texts(key: str, source: str, digests: Digests, options: Options | None = None) -> Texts:
     """All rows of the source of demonstrations or of prompts that a recipe names under `key`."""
     texts = Texts(digests)
     if key == "demonstrations":
-        for row in read_demonstrations(source):
+        for row in read_demonstrations(source, None, options):
             texts.add(row.prompt, row.response)
     else:
-        for prompt in read_prompts(source):
+        for prompt in read_prompts(source, None, options):
             texts.add(prompt)
     return texts
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import RowError
-from private_rlhf.data.declared_columns import TIE, Options, column_value, letter, number, sign
+from private_rlhf.data.declared_columns import PROMPTS, TIE, Options, column_value, letter, number, sign
 from private_rlhf.data.sources import Row
 
 
@@ -161,10 +161,11 @@ def _summarize(row: Row) -> list[Judgement]:
 
 def _openai(row: Row) -> list[Judgement]:
     given = _fields(_get(row, "input"), "input")
-    if given.get("tools"):
-        raise RowError("holds 'tools', which are not read and would be lost; remove such rows")
+    messages = _get(given, "messages")
+    if given.get("tools") and isinstance(messages, list) and messages and isinstance(messages[0], dict):
+        messages = [messages[0] | {"tools": given["tools"]}, *messages[1:]]
     responses = [row.get(name) for name in ("preferred_output", "non_preferred_output")]
-    return [Judgement(_get(given, "messages"), responses, (1, 0))]
+    return [Judgement(messages, responses, (1, 0))]
 
 
 def _ranked(prompt: str, answers: str, text: str, rank: str, order: int) -> Callable[[Row], list[Judgement]]:
@@ -259,8 +260,6 @@ def _pku(row: Row) -> list[Judgement]:
     raise RowError("holds two labels; choose by name: --format pku-better or --format pku-safer (data.format)")
 
 
-PROMPTS = ("prompt", "question", "instruction", "input", "query")
-"""Columns that may hold the prompt of `chosen` and `rejected`."""
 _PKU = ("prompt", "response_0", "response_1")
 
 

@@ -20,7 +20,7 @@ from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.layout import LABELER
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import NestedTooDeeply, open_source
-from private_rlhf.privacy.records import Text, encode_text, is_blank, record_id
+from private_rlhf.privacy.records import Text, encode_text, is_blank, message_text, record_id
 
 HEAD_ROWS = 1000
 SHORT = 5
@@ -217,7 +217,7 @@ def _marked(ids: Sequence[int], tokenizer: Any) -> str:
 
 
 def _plain(text: Text) -> str:
-    return text if isinstance(text, str) else "\n".join(message["content"] for message in text)
+    return text if isinstance(text, str) else "\n".join(map(message_text, text))
 
 
 def _turns(text: Text) -> int:

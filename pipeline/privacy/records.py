@@ -10,7 +10,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from private_rlhf.privacy.prf import frame
 
@@ -20,14 +20,15 @@ TEXT, MESSAGES = b"T", b"M"  # the kinds of text
 HEADER_BYTES = 8 + 3 * 8
 _ABSENT = frame(b"-")
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""role, content: texts; further keys are JSON values."""
 Text = str | list[Message]
 
 
 class RawPair(NamedTuple):
     """One row as read: the *true* preference. Lives in the privatise stage (and where labels are declared public) only.
 
-    Each text is a string or a list of {"role", "content"} messages. `row` is the row's number in its file, from 1.
+    Each text is a string or a list of messages. `row` is the row's number in its file, from 1.
     """
 
     prompt: Text
@@ -53,13 +54,29 @@ def encode_text(text: Text) -> bytes:
     """
     if isinstance(text, str):
         return text.encode()
-    turns = [[message["role"], message["content"]] for message in text]
-    return json.dumps(turns, ensure_ascii=False, separators=(",", ":")).encode()
+    turns = [[turn["role"], turn["content"], *filter(None, [further_keys(turn)])] for turn in text]
+    return to_json(turns).encode()
 
 
-def decode_messages(data: bytes) -> list[Message]:
+def decode_messages(data: bytes | str) -> list[Message]:
     """The inverse of `encode_text` for messages."""
-    return [{"role": role, "content": content} for role, content in json.loads(data)]
+    return [{"role": role, "content": content, **dict(*further)} for role, content, *further in json.loads(data)]
+
+
+def to_json(value: Any) -> str:
+    """The canonical JSON of a value; keys of objects stay in their order."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def further_keys(message: Message) -> dict[str, Any]:
+    """The keys of a message beside its role and content, such as tool calls."""
+    return {key: message[key] for key in sorted(message.keys() - {"role", "content"})} if len(message) > 2 else {}
+
+
+def message_text(message: Message) -> str:
+    """All that a message says: its content, then the canonical JSON of its further keys."""
+    further = further_keys(message)
+    return f"{message['content']}\n{to_json(further)}" if further else str(message["content"])
 
 
 def text_kind(text: Text) -> bytes:
@@ -71,7 +88,7 @@ def is_blank(text: Text) -> bool:
     """No characters besides white space; for messages, in none of them."""
     if isinstance(text, str):
         return not text or text.isspace()
-    return all(is_blank(message["content"]) for message in text)
+    return all(is_blank(message_text(message)) for message in text)
 
 
 def canonical_record(prompt: Text, chosen: Text, rejected: Text) -> PreferenceRecord | None:

@@ -14,6 +14,7 @@ from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, on_cpu
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_demonstrations, read_prompts
 from private_rlhf.evaluation.truths import HUMAN, load_truth
 from private_rlhf.lm.model_folders import (
@@ -135,7 +136,7 @@ def check_first_rows(data: DataConfig, keys: Iterable[str]) -> None:
     for key in keys:
         if not data.built_in(key):
             read = read_demonstrations if key == "demonstrations" else read_prompts
-            deque(islice(read(getattr(data, key)), FIRST_ROWS), maxlen=0)
+            deque(islice(read(getattr(data, key), None, Options.of(data)), FIRST_ROWS), maxlen=0)
 
 
 def check_trainer_args(name: str, settings: Any, recipe: Recipe, world: World) -> None:

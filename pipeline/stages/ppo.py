@@ -21,6 +21,7 @@ from typing import Any
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.data import inputs
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.render import Renderer, keep_fitting, text_count
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
@@ -53,7 +54,7 @@ def run(context: StageContext) -> dict[str, Any]:
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
     scorer = load_scorer(context.run.stage("reward") / "model", recipe.model, recipe.reward.feature_batch_size, **how)
     scorer.place(accelerator)
-    everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
+    everything = inputs.training_prompts(recipe.data.prompts, context.run.released, Options.of(recipe.data))
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     extra_rewards = load_extra_rewards(settings.extra_rewards, recipe.model, accelerator.device)
     for own in [reward.renderer for reward in extra_rewards if reward.renderer is not None]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.data import inputs
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.generate import Sampling
@@ -38,7 +39,7 @@ def run(context: StageContext) -> dict[str, Any]:
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
     scorer = load_scorer(context.run.stage("reward") / "model", recipe.model, size, use_bonus=use_bonus)
-    everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
+    everything = inputs.training_prompts(recipe.data.prompts, context.run.released, Options.of(recipe.data))
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = evenly_spaced(fitting, ppo.max_prompts)
     sampling = Sampling(recipe.model.max_response_tokens, ppo.temperature, ppo.top_p)

@@ -300,8 +300,12 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {},
     ),
     "OpenAI with tools": (
-        {"input": {"messages": user(Q), "tools": [1]}, "preferred_output": 1, "non_preferred_output": 1},
-        "holds 'tools'",
+        {
+            "input": {"messages": user(Q), "tools": [{"name": "f"}]},
+            "preferred_output": assistant(A),
+            "non_preferred_output": assistant(B),
+        },
+        "holds a message with 'tools', which is not read",
         {},
     ),
     "choice out of range": (ORDERED | {"choice": 2}, "a choice that is not the index of one of its responses", {}),
