@@ -32,12 +32,16 @@ ROLES = {
 ASSISTANT = "\n\nAssistant:"
 MARKS = re.compile(
     r"<\|(?:im_(?:start|end|sep)|eo[tms]_id|(?:start|end)_header_id|(?:begin|end)_?of_?text|end|user|assistant|system"
-    r"|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN)\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<extra_id_\d+>"
+    r"|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN|start|message|channel|return)\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+    r"|<extra_id_\d+>|<｜(?:(?:begin|end)▁of▁sentence|User|Assistant)｜>|###\s?(?:Instruction|Response|Human|Assistant):"
 )
 """Special tokens and what chat templates put around turns: a text that holds them is templated already."""
+END = re.compile(rb"</s>")
+"""Ends a text that is templated already; elsewhere it is HTML."""
 _MARK_BYTES = re.compile(MARKS.pattern.encode())
 _BEGINNINGS = tuple(
-    (re.compile(re.escape(first)), first[0], after) for first, after in ((b"<", b"|seS<"), (b"[", b"I/"))
+    (re.compile(re.escape(first)), first[0], after)
+    for first, after in ((b"<", b"|seS<\xef"), (b"[", b"I/"), (b"###", b"#"))
 )
 MARKED = (
     "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
@@ -47,7 +51,11 @@ NOT_READ = (
     "which is not read and would be lost: name it in data.message_keys, if the chat template renders it, or remove it"
 )
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
-_LIST = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
+_LIST = re.compile(
+    r"""\s*(?:\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:|\{\s*['"](?:role|from)['"]\s*:.*['"](?:content|value)['"]\s*:"""
+    r"""|\{\s*['"](?:content|value)['"]\s*:.*['"](?:role|from)['"]\s*:|\{\s*['"](?:messages|conversations?)['"]\s*:\s*\[)""",
+    re.DOTALL,
+)
 _HEAD = re.compile(r"\s*(System|Human|User):")
 _NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
 
@@ -80,8 +88,13 @@ def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: st
     if unread := sorted({repr(key) for message in messages if len(message) > 2 for key in message if key not in read}):
         raise RowError(f"holds a message with {unread[0]}, {NOT_READ}")
     contents = [*(text for text in texts if isinstance(text, str)), *(str(message["content"]) for message in messages)]
-    if special_tokens == "error" and any(MARKS.search(text) for text in contents if "<" in text or "[" in text):
+    if special_tokens == "error" and any(map(_is_templated, contents)):
         raise MarkedTexts(MARKED)
+
+
+def _is_templated(text: str) -> bool:
+    marked = ("<" in text or "[" in text or "###" in text) and MARKS.search(text) is not None
+    return marked or text.rstrip().endswith("</s>")
 
 
 def holds_marks(data: Any) -> bool:
@@ -100,7 +113,7 @@ def holds_marks(data: Any) -> bool:
 
 
 def is_written_list(value: Any) -> bool:
-    """True for a text that begins as a list of messages does."""
+    """True for a text that begins as a list of messages, or one message, does."""
     return isinstance(value, str) and _LIST.match(value) is not None
 
 
@@ -109,7 +122,7 @@ def read_messages(value: Any, where: str) -> list[Message]:
     if is_written_list(value):
         value = _parsed(value, where)
     if isinstance(value, dict):
-        value = [value]
+        value = next((value[name] for name in ("messages", "conversations", "conversation") if name in value), [value])
     if not isinstance(value, list):
         raise RowError(f"{where} is not a list of messages, as it is in the first row; convert it")
     messages = [_message(turn, where) for turn in value]

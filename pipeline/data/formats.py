@@ -53,6 +53,10 @@ SHARE = 0.9
 SHORTEST_PROMPT = 8
 """Characters that two texts must share for them to share a prompt."""
 _BOUNDARY = re.compile(r"""(?:\n\s*|[:?!.;>\])}"'`*|#=…。？！：]\s*)$""")
+NEARLY = (
+    "begins like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:', 'System:') or"
+    " 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
+)
 _WHERE = "one of 'chosen'/'rejected'"
 
 
@@ -245,6 +249,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     prompt = first.get("prompt", "")
     if prompt is None:
         raise RowError("column 'prompt' is null; fill it in, or remove the column")
+    if not isinstance(prompt, str | list | dict):
+        raise RowError("column 'prompt' is neither text nor a list of messages; convert it")
     values = (prompt, *(first[name] for name in PAIR))
     if any(not isinstance(value, str) or is_written_list(value) for value in values):
         return conversation
@@ -257,6 +263,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         return implicit_text
     if is_transcript(prompt) and _ends_before_answer(prompt, [first[name] for name in PAIR]):
         return prompted_dialogue
+    if sum(is_nearly_transcript(str(row.get("prompt"))) for row in rows) >= SHARE * len(rows):
+        raise RowError(NEARLY)
     texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
     repeated = sum(all(row[name].startswith(row["prompt"]) for name in PAIR) for row in texts)
     inside = sum(all(row["prompt"].strip() in row[name] for name in PAIR) for row in texts)
@@ -284,10 +292,7 @@ def implicit_rule(texts: Sequence[Row]) -> None:
     """
     starts = [row["chosen"][: common(row["chosen"], row["rejected"])] for row in texts]
     if any(map(is_nearly_transcript, starts[:1])):
-        raise RowError(
-            "begins like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
-            " 'System:') or 'Assistant:' after an empty line; convert it"
-        )
+        raise RowError(NEARLY)
     long = sum(len(start.strip()) >= SHORTEST_PROMPT for start in starts)
     parted = sum(_BOUNDARY.search(start) is not None for start in starts)
     if starts and (long < SHARE * len(starts) or 2 * parted < len(starts)):

@@ -25,7 +25,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.data.conversation import RowError, check_texts, framed, holds_marks, is_written_list
+from private_rlhf.data.conversation import (
+    END,
+    RowError,
+    check_texts,
+    framed,
+    holds_marks,
+    is_written_list,
+    read_messages,
+)
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     PAIR,
@@ -150,7 +158,8 @@ class Layout:
             arrays[name] = array
         if self.options.special_tokens == "error":
             buffers = (arrays[name].buffers()[2] for name in ("prompt", *PAIR))
-            if any(buffer is not None and holds_marks(memoryview(buffer)) for buffer in buffers):
+            views = [memoryview(buffer) for buffer in buffers if buffer is not None]
+            if any(holds_marks(view) or END.search(view) for view in views):
                 return None
         first, second = (arrays[name] for name in PAIR)
         prompt = arrays["prompt"]
@@ -364,13 +373,20 @@ def _with_prompt(layout: Layout, names: tuple[str, ...], first: Row) -> Layout:
     systems = [name for name in SYSTEMS if name in names and name not in beside]
     tools = "tools" if "tools" in names and "tools" in layout.options.message_keys else None
     layout = replace(layout, system=(*systems, None)[0], tools=tools)
-    if not isinstance(response, str) or is_written_list(response):
+    if isinstance(response, str) == is_written_list(response) and not _answers_only(response):
         return layout
     prompts = ["prompt"] if "prompt" in names else [name for name in PROMPTS if name in names and name not in beside]
     if len(prompts) > 1:
         listed = ", ".join(map(repr, prompts))
         raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
     return replace(layout, prompt=(*prompts, "prompt")[0])
+
+
+def _answers_only(response: Any) -> bool:
+    """True for messages that begin with the assistant's: the prompt is elsewhere."""
+    with suppress(RowError):
+        return read_messages(response, "")[0]["role"] == "assistant"
+    return False
 
 
 def _all_texts(value: list[Any]) -> bool:

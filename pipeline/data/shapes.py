@@ -111,6 +111,19 @@ def _chosen(value: Any, count: int) -> list[float]:
     return [float(index == place) for index in range(count)]
 
 
+def _up_to_turn(row: Row, name: str) -> Any:
+    """A conversation up to the answer that was judged: number `turn`, where the row says it."""
+    messages, turn = _get(row, name), row.get("turn")
+    if turn is None or not isinstance(messages, list):
+        return messages
+    answers = [
+        place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "assistant"
+    ]
+    if number(turn) not in range(1, len(answers) + 1):
+        raise RowError("judges a turn that a conversation does not have; repair or remove the row")
+    return messages[: answers[int(number(turn)) - 1] + 1]
+
+
 def _list(value: Any, where: str) -> list[Any]:
     """A list, also one that was written as JSON."""
     if isinstance(value, str):
@@ -222,7 +235,7 @@ def _argilla(row: Row) -> Iterator[Judgement]:
     prompt, names = _task(fields, ())
     for answers in _fields(_get(row, "responses"), "responses").values():
         for answer in _list(answers, "responses"):
-            if not isinstance(answer, dict) or answer.get("status") != "submitted":
+            if not isinstance(answer, dict) or answer.get("status", "submitted") != "submitted":
                 continue
             value = answer.get("value")
             if isinstance(value, str) and value in names:
@@ -282,12 +295,12 @@ SHAPES: dict[str, Shape] = {
         lambda row: [
             Judgement(
                 None,
-                (_get(row, "conversation_a"), _get(row, "conversation_b")),
+                [_up_to_turn(row, name) for name in ("conversation_a", "conversation_b")],
                 _named("winner", "model_a", "model_b", "tie", "tie (bothbad)", "both_bad")(row),
                 row.get("judge"),
             )
         ],
-        more=("judge",),
+        more=("judge", "turn"),
         labelers=True,
     ),
     "arena-kaggle": Shape(

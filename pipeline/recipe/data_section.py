@@ -20,7 +20,7 @@ BUILT_IN = {
 }
 """Data key -> what it may name besides files. All of it is public, or post-processing of the released labels."""
 MessageKey = Literal["tool_calls", "tools", "reasoning_content", "thinking", "name"]
-_TEXTS = (".jsonl", ".ndjson", ".json", ".csv")
+_TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 SUFFIXES = (*(text + end for text in _TEXTS for end in ("", ".gz", ".zst")), ".parquet", ".arrow", ".feather")
 """Of files with rows."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
