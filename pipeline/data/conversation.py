@@ -36,12 +36,12 @@ MARKS = re.compile(
     r"|<extra_id_\d+>|<｜(?:(?:begin|end)▁of▁sentence|User|Assistant)｜>|###\s?(?:Instruction|Response|Human|Assistant):"
 )
 """Special tokens and what chat templates put around turns: a text that holds them is templated already."""
-END = re.compile(rb"</s>")
-"""Ends a text that is templated already; elsewhere it is HTML."""
-_MARK_BYTES = re.compile(MARKS.pattern.encode())
+END = "</s>"
+"""Of a text that is templated already; elsewhere it is HTML."""
+_MARK_BYTES = re.compile(f"{MARKS.pattern}|{END}".encode())
 _BEGINNINGS = tuple(
     (re.compile(re.escape(first)), first[0], after)
-    for first, after in ((b"<", b"|seS<\xef"), (b"[", b"I/"), (b"###", b"#"))
+    for first, after in ((b"<", b"|seS<\xef/"), (b"[", b"I/"), (b"#", b"#"))
 )
 MARKED = (
     "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
@@ -94,11 +94,11 @@ def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: st
 
 def _is_templated(text: str) -> bool:
     marked = ("<" in text or "[" in text or "###" in text) and MARKS.search(text) is not None
-    return marked or text.rstrip().endswith("</s>")
+    return marked or text.rstrip().endswith(END)
 
 
 def holds_marks(data: Any) -> bool:
-    """True if UTF-8 bytes hold one of `MARKS`; looks only where its first two bytes stand, in vectors."""
+    """True if UTF-8 bytes hold one of `MARKS`, or `END`; looks only where its first two bytes stand, in vectors."""
     for beginning, first, after in _BEGINNINGS:
         if beginning.search(data):  # memchr
             array = np.frombuffer(data, np.uint8)

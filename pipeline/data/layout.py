@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.data.conversation import (
-    END,
     RowError,
     check_texts,
     framed,
@@ -121,7 +120,7 @@ class Layout:
     def plain(self) -> Layout:
         """The layout of the rows that `pairs` makes."""
         options = replace(self.options, format=None, label_column=None, labels=None)
-        return replace(self, options=options, shape=None, prompt="prompt", system=None, tools=None, watched=())
+        return replace(self, options=options, shape=None, prompt="prompt", watched=())
 
     @property
     def as_it_stands(self) -> bool:
@@ -158,8 +157,7 @@ class Layout:
             arrays[name] = array
         if self.options.special_tokens == "error":
             buffers = (arrays[name].buffers()[2] for name in ("prompt", *PAIR))
-            views = [memoryview(buffer) for buffer in buffers if buffer is not None]
-            if any(holds_marks(view) or END.search(view) for view in views):
+            if any(buffer is not None and holds_marks(memoryview(buffer)) for buffer in buffers):
                 return None
         first, second = (arrays[name] for name in PAIR)
         prompt = arrays["prompt"]
@@ -229,13 +227,15 @@ class Layout:
     ) -> Iterator[tuple[int, Row, tuple[Converted, int]]]:
         """(number, the row with `chosen` and `rejected` in it, ((prompt, first, second), +1 if the first response is
         preferred, -1 if the second is, 0 for a tie)) of every pair of every row. UserError: the first bad row."""
-        checked: set[tuple[str, ...]] = set()  # most rows have the columns of the one before
+        wanted, read = self.wanted, self.read
+        lossy: dict[tuple[str, ...], bool] = {}  # most rows have the columns of the one before
         for number, row in rows:
             with naming(f"{where} {number}"):
-                if (names := tuple(row)) not in checked:
-                    _check_columns(names, self.wanted)
-                    checked.add(names)
-                check_lossy([row], self.read)
+                if (names := tuple(row)) not in lossy:
+                    _check_columns(names, wanted)
+                    lossy[names] = not set(BESIDE_PROMPT).difference(read).isdisjoint(names)
+                if lossy[names]:
+                    check_lossy([row], read)
                 found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
             yield from ((number, *each) for each in found)
 

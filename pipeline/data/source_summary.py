@@ -17,6 +17,7 @@ import numpy as np
 from private_rlhf.core.errors import UserError, one_line, printable
 from private_rlhf.data.curate import OpenedSource
 from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.formats import MarkedSource
 from private_rlhf.data.layout import LABELER
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import NestedTooDeeply, open_source
@@ -172,9 +173,12 @@ def _first(opened: OpenedSource, most: int | None, names: dict[str, None]) -> It
 
     for part in opened.parts:
         rows = noted(islice(part.rows(opened.layout.wanted), left))
-        for pair in opened.layout.judged_rows(rows, f"{part.name}, {part.unit}"):
-            yield pair
-            left = None if left is None else max(0, left - 1)
+        try:
+            for pair in opened.layout.judged_rows(rows, f"{part.name}, {part.unit}"):
+                yield pair
+                left = None if left is None else max(0, left - 1)
+        except MarkedSource as fault:
+            raise opened.layout.marked(opened.parts, fault) from None
 
 
 def _reason(prompt: Text, responses: Sequence[Text], sign: int, options: Options) -> str | None:

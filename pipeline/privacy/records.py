@@ -26,10 +26,7 @@ Text = str | list[Message]
 
 
 class RawPair(NamedTuple):
-    """One row as read: the *true* preference. Lives in the privatise stage (and where labels are declared public) only.
-
-    Each text is a string or a list of messages. `row` is the row's number in its file, from 1.
-    """
+    """One row as read, number `row` (from 1): the *true* preference, for the privatise stage and public labels only."""
 
     prompt: Text
     chosen: Text
@@ -74,9 +71,8 @@ def further_keys(message: Message) -> dict[str, Any]:
 
 
 def message_text(message: Message) -> str:
-    """All that a message says: its content, then the canonical JSON of its further keys."""
-    further = further_keys(message)
-    return f"{message['content']}\n{to_json(further)}" if further else str(message["content"])
+    """The content of a message, then the canonical JSON of its further keys."""
+    return "\n".join([message["content"], *map(to_json, filter(None, [further_keys(message)]))])
 
 
 def text_kind(text: Text) -> bytes:
@@ -88,7 +84,7 @@ def is_blank(text: Text) -> bool:
     """No characters besides white space; for messages, in none of them."""
     if isinstance(text, str):
         return not text or text.isspace()
-    return all(is_blank(message_text(message)) for message in text)
+    return not any(further_keys(message) for message in text) and all(is_blank(turn["content"]) for turn in text)
 
 
 def canonical_record(prompt: Text, chosen: Text, rejected: Text) -> PreferenceRecord | None:

@@ -13,13 +13,16 @@ from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import Demonstration, read_demonstrations, read_prompts
 from private_rlhf.data.inputs import evaluation_prompts, training_prompts
 from private_rlhf.data.layout import read_preferences
+from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.data.render import Renderer, dialogue
 from private_rlhf.evaluation.rates import pair_rows
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.privacy.keys import keygen
 from private_rlhf.privacy.records import record_id
+from private_rlhf.recipe import DataConfig, ModelConfig, PrivatizeConfig
 from private_rlhf.reward_models.pairs import rendered_pairs
+from private_rlhf.stages.checks import check_message_keys
 from private_rlhf.stages.dpo import token_ids
 from private_rlhf.stages.sft import tokenized
 from support.other_machines import move_to
@@ -172,6 +175,13 @@ def test_a_template_that_drops_a_key_is_refused(checkpoint: Path, key: str) -> N
     render = plain.prompt_ids if turn["role"] == "user" else plain.learnt_ids
     with pytest.raises(UserError, match=f"template of this model drops '{key}' of a message"):
         render([turn])
+
+
+def test_a_key_that_the_template_drops_stops_the_run_before_it_costs_anything(tmp_path: Path, checkpoint: Path) -> None:
+    path = write_jsonl(tmp_path, [ROW, ROW | {"chosen": assistant("no")}])
+    source = RawSource(DataConfig(preferences=str(path), message_keys=KEYS), PrivatizeConfig(epsilon=1.0), tmp_path)
+    with pytest.raises(UserError, match=r"template of this model drops 'tools' of a message \('the fox'\): remove it"):
+        check_message_keys(ModelConfig(source=str(checkpoint)), source)
 
 
 def test_names_of_special_tokens_in_prompts_and_calls_are_plain_text(renderer: Renderer) -> None:
