@@ -359,7 +359,9 @@ def _tables(job: ShardJob, bucket: Bucket, labels: Signs) -> Iterator[pa.Table]:
         first = bucket.order[part] * _PER_ROW
         lower = chosen_is_lower[part]
         places = (first + 1, first + np.where(lower, 2, 3), first + np.where(lower, 3, 2))
-        texts = [_texts(bucket.texts, place, job.schema.field(0).type) for place in places]
+        texts = [_texts(bucket.texts, place, job.kind) for place in places]
+        if job.kind == MESSAGES:
+            texts = [text_array(text, job.schema.field(0).type) for text in texts]
         extra = _extra(bucket.texts, first + 4, job.extra) if job.extra else []
         yield pa.table([*texts, _hexadecimal(bucket.keys["id"][part]), *extra], schema=job.schema)
 
@@ -368,11 +370,11 @@ def _strings(flat: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
     return flat.take(arrow_places(places)).view(pa.large_string())
 
 
-def _texts(flat: pa.Array, places: npt.NDArray[np.int64], type: pa.DataType) -> pa.Array:
+def _texts(flat: pa.Array, places: npt.NDArray[np.int64], kind: bytes) -> Any:
     strings = _strings(flat, places)
-    if not pa.types.is_list(type):
-        return strings.cast(type)
-    return text_array([decode_messages(text) for text in strings.to_pylist()], type)
+    if kind != MESSAGES:
+        return strings.cast(pa.string())
+    return [decode_messages(text) for text in strings.to_pylist()]
 
 
 def _extra(flat: pa.Array, places: npt.NDArray[np.int64], fields: Sequence[pa.Field]) -> list[pa.Array]:

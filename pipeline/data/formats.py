@@ -1,17 +1,15 @@
-"""Meanings of the rows of a source: preference pairs, demonstrations, prompts, in every format people bring.
+"""Meanings of the rows of a source: preference pairs, demonstrations, prompts.
 
 Preferences (the form is decided by the first rows, the same for all rows):
-- text: `prompt`, `chosen`, `rejected` as strings (TRL's explicit format); a prompt that nine in ten of the first rows
-  repeat at the head of both responses is cut there, and must then be in every row;
-- conversations: message lists, with the prompt in a column of its own or as what both begin with; a prompt string
-  beside them must be one of the user turns that both share. Where they part, both must go on with the assistant;
-- transcripts ("Human: ... Assistant: ..."), whole in `chosen` and `rejected`, or as `prompt`: the prompt ends with the
-  last "Assistant:" mark inside the common prefix, and everything becomes messages;
-- implicit text (TRL's): the prompt is the common prefix of two strings, if `implicit_rule` finds that they share one.
+- text: `prompt`, `chosen`, `rejected`; a prompt that nine in ten of the first rows repeat at the head of both responses
+  is cut there, and must then be in every row;
+- conversations: message lists, with the prompt in a column or as what both begin with. Where they part, both must go on
+  with the assistant;
+- transcripts ("Human: ... Assistant: ..."): the prompt ends with the last "Assistant:" that both share;
+- implicit text (TRL's): the prompt is the common prefix, if `implicit_rule` finds that they share one.
 
-Named shapes and label columns become such rows first (`layout`, `shapes`). Every other column is dropped (a `score`
-column tells the label). Prompts are computed from the two responses alike, and no message says *which* of the two is
-at fault: whether a row is accepted, and what is said about it, does not depend on its label.
+Named shapes and label columns become such rows first (`layout`, `shapes`). Neither what is accepted nor what is said
+about it depends on which of the two responses is at fault.
 """
 
 from __future__ import annotations
@@ -249,7 +247,7 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     prompt = first.get("prompt", "")
     if prompt is None:
         raise RowError("column 'prompt' is null; fill it in, or remove the column")
-    if not isinstance(prompt, str | list | dict):
+    if not isinstance(first.get("prompt", ""), str | list | dict):
         raise RowError("column 'prompt' is neither text nor a list of messages; convert it")
     values = (prompt, *(first[name] for name in PAIR))
     if any(not isinstance(value, str) or is_written_list(value) for value in values):
@@ -423,34 +421,35 @@ def _demonstration_converter(rows: Sequence[Row]) -> TextConverter:
     raise RowError(f"needs 'prompt' and 'response' (or 'completion') columns, or 'messages'{hint}; rename or add them")
 
 
-def _from_columns(row: Row, name: str) -> Demonstration:
-    known = ("prompt", name)
-    prompt, response = column_value(row, "prompt", known), column_value(row, name, known)
-    if isinstance(prompt, str) and isinstance(response, str):
-        return Demonstration(prompt, response)
-    return Demonstration(read_messages(prompt, "column 'prompt'"), read_messages(response, f"column {name!r}"))
+def _from_columns(row: Row, name: str) -> tuple[Text, ...]:
+    texts = {each: column_value(row, each, ("prompt", name)) for each in ("prompt", name)}
+    if all(isinstance(text, str) for text in texts.values()):
+        return tuple(texts.values())
+    return tuple(read_messages(text, f"column {each!r}") for each, text in texts.items())
 
 
-def _from_messages(row: Row) -> Demonstration:
-    messages = read_messages(column_value(row, "messages", ("messages",)), "column 'messages'")
+def _from_messages(row: Row) -> tuple[Text, ...]:
+    messages = _messages(row, "messages")
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(
             "column 'messages' does not end with an assistant message after a prompt; repair or remove the row"
         )
-    return Demonstration(messages[:-1], messages[-1:])
+    return messages[:-1], messages[-1:]
+
+
+def _messages(row: Row, name: str) -> list[Message]:
+    return read_messages(column_value(row, name, (name,)), f"column {name!r}")
 
 
 def _prompt_converter(row: Row) -> TextConverter:
     if "prompt" in row:
-        if isinstance(row["prompt"], list):
-            return lambda row: (read_messages(column_value(row, "prompt", ("prompt",)), "column 'prompt'"),)
-        return lambda row: (_string(row, "prompt", ("prompt",)),)
+        read = _messages if isinstance(row["prompt"], list) else _string
+        return lambda row: (read(row, "prompt"),)
     if "messages" in row:
-        return lambda row: (_prompt_of_messages(row),)
+        return lambda row: (_prompt_of(_messages(row, "messages")),)
     hint = nearest(("prompt", "messages"), row, ("prompt", "messages"))
     raise RowError(f"has no column 'prompt' or 'messages'{hint}; rename or add it")
 
 
-def _prompt_of_messages(row: Row) -> Text:
-    messages = read_messages(column_value(row, "messages", ("messages",)), "column 'messages'")
+def _prompt_of(messages: list[Message]) -> list[Message]:
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages

@@ -1,13 +1,10 @@
 """Meanings of the columns of a labelled source, and the way from its rows to `batches.Columns`.
 
-Two forms. `chosen` and `rejected` (with or without `prompt`, see `formats`): the preference is the columns' order.
-`response_a` and `response_b` with a label column: its two values are declared beforehand, the first means that
-response_a is preferred, the second that response_b is; anything else is refused, and never shown. Beside them a column
-that names the labeller and one that names the event, where an empty value means none, and one by which a label says
-that it corrects an earlier one: its record's id, in the rows that do. They are not released unless they are also named
-as extra columns; and extra columns, released as they are.
+`chosen` and `rejected` (with or without `prompt`, see `formats`), whose order is the preference; `response_a` and
+`response_b` with a declared label; or a named shape (`shapes`). Beside them columns that name the labeller, the event
+(empty: none) and the record that a label corrects, and extra columns, which are released as they are.
 
-Explicit text goes column by column where Arrow reads it (`fast_columns`); everything else, and every row in which
+Explicit text goes column by column where Arrow reads it (`fast_columns`). Everything else, and every row in which
 something is wrong, goes row by row, so that both ways give the same rows and the same messages.
 """
 

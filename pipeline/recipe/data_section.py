@@ -91,8 +91,8 @@ class DataConfig:
     """Texts of any source that hold special tokens or marks of chat templates: an error (null too), or kept as they
     are. They are plain text to the model and end no turn."""
     message_keys: Annotated[tuple[MessageKey, ...] | None, IF_SET] = None
-    """Keys of messages beside role and content that are read, and the column `tools`: each must change what the model's
-    chat template renders. null: texts with such keys are refused."""
+    """Keys of messages that are read: `tool_calls`, `tools` (also a column), `reasoning_content`, `thinking`, `name`.
+    Each must change what the model's chat template renders. null: texts with such keys are refused."""
     label_seed: int = 0
     """Seed of the Bradley–Terry labels of the embedded task."""
 
