@@ -217,6 +217,7 @@ def privatize(
     pairs: Annotated[str | None, typer.Option("--pairs", help="Of one ranking: one (default) | all")] = None,
     odd: Annotated[bool | None, typer.Option("--accept-odd", help="Release rows that look odd.")] = None,
     special: Annotated[str | None, typer.Option("--special-tokens", help="In texts: error (default) | keep")] = None,
+    keys: Annotated[str | None, typer.Option("--message-keys", help="Read tool_calls,tools,name,...")] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, max=64, help="Processes; default: by cores.")
     ] = None,
@@ -242,7 +243,7 @@ def privatize(
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     stated: dict[str, Any] = {"ties": ties, "pairs": pairs or "one", "special_tokens": special or "error"}
     beside = (labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
-    options = Options(*beside, format=shape, **stated)
+    options = Options(*beside, format=shape, message_keys=tuple(keys.split(",")) if keys else (), **stated)
     limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
     more: dict[str, Any] = {"add_up": bool(add_up), "add_up_keys": bool(add_up_keys), "max_events": max_events}
     request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)

@@ -22,7 +22,7 @@ from private_rlhf.core.documents import MANIFESTS, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, epsilon_of, is_public
 from private_rlhf.data.sources import open_source
-from private_rlhf.privacy.records import Text
+from private_rlhf.privacy.records import Text, message_text
 from private_rlhf.recipe import SUFFIXES
 
 RESPONSES = (
@@ -337,8 +337,8 @@ def build_view(
 
 
 def plain_text(text: Text) -> str:
-    """The string, or the contents of the messages one after the other."""
-    return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)
+    """The string, or what the messages say one after the other."""
+    return text if isinstance(text, str) else "\n".join(map(message_text, text))
 
 
 def _name(folder: Path, roots: Sequence[Path]) -> str:

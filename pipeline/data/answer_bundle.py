@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from private_rlhf.data.release import (
     ReleaseManifest,
     release_schema,
     shard_name,
+    text_array,
 )
 from private_rlhf.privacy.guarantee import DropCounts, RandomisedBy, stated
 from private_rlhf.privacy.mechanism import RandomizedResponse
@@ -57,10 +58,13 @@ def write_answers(
     return manifest
 
 
-def write_pairs(folder: Path, manifest: ReleaseManifest, pairs: Iterable[ReleasedPair]) -> None:
-    """A new folder with the bundle of `manifest.rows` pairs in the order of their record ids; no further columns."""
+def write_pairs(
+    folder: Path, manifest: ReleaseManifest, pairs: Iterable[ReleasedPair], keys: Collection[str] = ()
+) -> None:
+    """A new folder with the bundle of `manifest.rows` pairs in the order of their record ids; no further columns.
+    keys: of messages, as in `release_schema`."""
     folder.mkdir()
-    schema, bits = release_schema(manifest.format), manifest.shard_bits
+    schema, bits = release_schema(manifest.format, (), keys), manifest.shard_bits
     for shard, inside in groupby(pairs, key=lambda row: int(row.record_id, 16) >> ID_BITS - bits):
         write_shard(folder / shard_name(shard), schema, _tables(inside, schema))
     for shard in range(1 << bits):
@@ -72,4 +76,6 @@ def write_pairs(folder: Path, manifest: ReleaseManifest, pairs: Iterable[Release
 
 def _tables(pairs: Iterator[ReleasedPair], schema: pa.Schema) -> Iterator[pa.Table]:
     while group := list(islice(pairs, ROWS_PER_GROUP)):
-        yield pa.Table.from_pylist([row._asdict() for row in group], schema=schema)
+        columns = zip(*group, strict=True)
+        arrays = [text_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.table(arrays, schema=schema)

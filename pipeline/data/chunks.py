@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.declared_columns import BESIDE_PROMPT
 from private_rlhf.data.layout import Layout
 from private_rlhf.data.sources import (
     MOST_LINE_BYTES,
@@ -189,8 +190,9 @@ def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
         try:
             parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
             table = pj.read_json(pa.BufferReader(data), read_options=reading, parse_options=parsing)
-            two = others == "ignore" and two_spellings(_key_names(data), wanted)
-            return None if two or len(table) != len(breaks) + 1 else table
+            names = _key_names(data) if others == "ignore" else set()
+            odd = two_spellings(names, wanted) or not names.isdisjoint(BESIDE_PROMPT)
+            return None if odd or len(table) != len(breaks) + 1 else table
         except (pa.ArrowException, ValueError):
             continue
     return None

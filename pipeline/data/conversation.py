@@ -1,9 +1,11 @@
 """One checked conversation, from every way in which files write it: a list of {"role", "content"} with only texts.
 
 Roles are system, user, assistant and tool; other spellings of them are mapped, unknown ones refused. Parts of type text
-are joined. Nothing of a message is dropped unread: any other modality and any other key (`tool_calls`, `thinking`,
-`name`) is refused by name, unless it is empty. Message lists that were written as text (JSON, or Python's repr as CSV
-exports have it) are parsed where that is exact. Transcripts ("Human: ... Assistant: ...") become messages.
+are joined. Nothing of a message is dropped unread: another modality or key is refused by name, unless it is empty. Keys
+of `MESSAGE_KEYS` are read where data.message_keys names them (`check_texts`), and rendered by the chat template; null
+values in their objects are absent ones, as Arrow writes these. Message lists that were written as text (JSON, or
+Python's repr as CSV exports have it) are parsed where that is exact. Transcripts ("Human: ... Assistant: ...") become
+messages.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from private_rlhf.data.release import MESSAGE_KEYS
 from private_rlhf.data.sources import no_later_one
-from private_rlhf.privacy.records import Message
+from private_rlhf.privacy.records import Message, Text, to_json
 
 T = TypeVar("T")
 ROLES = {
@@ -29,21 +32,40 @@ ROLES = {
 ASSISTANT = "\n\nAssistant:"
 MARKS = re.compile(
     r"<\|(?:im_(?:start|end|sep)|eo[tms]_id|(?:start|end)_header_id|(?:begin|end)_?of_?text|end|user|assistant|system"
-    r"|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN)\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<extra_id_\d+>"
+    r"|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN|start|message|channel|return)\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+    r"|<extra_id_\d+>|<｜(?:(?:begin|end)▁of▁sentence|User|Assistant)｜>|###\s?(?:Instruction|Response|Human|Assistant):"
 )
 """Special tokens and what chat templates put around turns: a text that holds them is templated already."""
-_MARK_BYTES = re.compile(MARKS.pattern.encode())
+END = "</s>"
+"""Of a text that is templated already; elsewhere it is HTML."""
+_MARK_BYTES = re.compile(f"{MARKS.pattern}|{END}".encode())
 _BEGINNINGS = tuple(
-    (re.compile(re.escape(first)), first[0], after) for first, after in ((b"<", b"|seS<"), (b"[", b"I/"))
+    (re.compile(re.escape(first)), first[0], after)
+    for first, after in ((b"<", b"|seS<\xef/"), (b"[", b"I/"), (b"#", b"#"))
+)
+MARKED = (
+    "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
+    " take the marks out, or say --special-tokens keep (data.special_tokens: keep), which takes them as plain text"
+)
+NOT_READ = (
+    "which is not read and would be lost: name it in data.message_keys, if the chat template renders it, or remove it"
 )
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
-_LIST = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
+_LIST = re.compile(
+    r"""\s*(?:\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:|\{\s*['"](?:role|from)['"]\s*:.*['"](?:content|value)['"]\s*:"""
+    r"""|\{\s*['"](?:content|value)['"]\s*:.*['"](?:role|from)['"]\s*:|\{\s*['"](?:messages|conversations?)['"]\s*:\s*\[)""",
+    re.DOTALL,
+)
 _HEAD = re.compile(r"\s*(System|Human|User):")
 _NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
 
 
 class RowError(Exception):
     """An error of one row; whoever reads the rows adds the file and the row number."""
+
+
+class MarkedTexts(RowError):
+    """The error of a row whose texts hold `MARKS`."""
 
 
 def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
@@ -59,8 +81,24 @@ def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
     return results
 
 
+def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: str) -> None:
+    """RowError for a key of a message that is not among `keys`, and, unless special tokens are kept, for marks."""
+    messages = [message for text in texts if not isinstance(text, str) for message in text]
+    read = {"role", "content", *keys, *(["tool_call_id"] if "tool_calls" in keys else [])}
+    if unread := sorted({repr(key) for message in messages if len(message) > 2 for key in message if key not in read}):
+        raise RowError(f"holds a message with {unread[0]}, {NOT_READ}")
+    contents = [*(text for text in texts if isinstance(text, str)), *(str(message["content"]) for message in messages)]
+    if special_tokens == "error" and any(map(_is_templated, contents)):
+        raise MarkedTexts(MARKED)
+
+
+def _is_templated(text: str) -> bool:
+    marked = ("<" in text or "[" in text or "###" in text) and MARKS.search(text) is not None
+    return marked or text.rstrip().endswith(END)
+
+
 def holds_marks(data: Any) -> bool:
-    """True if UTF-8 bytes hold one of `MARKS`; looks only where its first two bytes stand, in vectors."""
+    """True if UTF-8 bytes hold one of `MARKS`, or `END`; looks only where its first two bytes stand, in vectors."""
     for beginning, first, after in _BEGINNINGS:
         if beginning.search(data):  # memchr
             array = np.frombuffer(data, np.uint8)
@@ -75,7 +113,7 @@ def holds_marks(data: Any) -> bool:
 
 
 def is_written_list(value: Any) -> bool:
-    """True for a text that begins as a list of messages does."""
+    """True for a text that begins as a list of messages, or one message, does."""
     return isinstance(value, str) and _LIST.match(value) is not None
 
 
@@ -84,10 +122,13 @@ def read_messages(value: Any, where: str) -> list[Message]:
     if is_written_list(value):
         value = _parsed(value, where)
     if isinstance(value, dict):
-        value = [value]
+        value = next((value[name] for name in ("messages", "conversations", "conversation") if name in value), [value])
     if not isinstance(value, list):
         raise RowError(f"{where} is not a list of messages, as it is in the first row; convert it")
-    return [_message(turn, where) for turn in value]
+    messages = [_message(turn, where) for turn in value]
+    if any("tools" in message for message in messages[1:]):
+        raise RowError(f"{where} holds 'tools' after the first message; repair or remove the row")
+    return messages
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -96,23 +137,48 @@ def _parsed(text: str, where: str) -> Any:
             return parse(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-    raise RowError(f"{where} holds a list of messages as text that is not exactly JSON or Python; write it as JSON")
+    raise RowError(f"{where} holds a list as text that is not exactly JSON or Python; write it as JSON")
 
 
 def _message(turn: Any, where: str) -> Message:
     role_key, text_key = ("from", "value") if isinstance(turn, dict) and "from" in turn else ("role", "content")
-    if not isinstance(turn, dict) or not isinstance(turn.get(role_key), str) or text_key not in turn:
+    if (
+        not isinstance(turn, dict)
+        or not isinstance(turn.get(role_key), str)
+        or not {text_key, "tool_calls"} & set(turn)
+    ):
         raise RowError(f"{where} holds a message without a 'role' and a 'content' text; repair or remove the row")
-    unread = sorted(repr(key) for key, value in turn.items() if key not in (role_key, text_key) and value not in _EMPTY)
-    if unread:
-        raise RowError(
-            f"{where} holds a message with {unread[0][:40]}, which is not read and would be lost; write it into the"
-            " text, or remove the key"
-        )
+    filled = {key: value for key, value in turn.items() if key not in (role_key, text_key) and value not in _EMPTY}
+    if unread := sorted(repr(key) for key in filled if key not in MESSAGE_KEYS):
+        raise RowError(f"{where} holds a message with {unread[0][:40]}, which is not read and would be lost; remove it")
     role = ROLES.get(turn[role_key].strip().lower())
     if role is None:
         raise RowError(f"{where} holds a message of an unknown role; use {', '.join(sorted(set(ROLES.values())))}")
-    return {"role": role, "content": _content(turn[text_key], where)}
+    content = turn.get(text_key)
+    text = "" if content is None and "tool_calls" in filled else _content(content, where)
+    return {"role": role, "content": text, **{key: key_value(key, filled[key], where) for key in filled}}
+
+
+def key_value(key: str, value: Any, where: str) -> Any:
+    """The checked value of one of `MESSAGE_KEYS`, also one that was written as JSON."""
+    listed = MESSAGE_KEYS[key] is list
+    if listed and isinstance(value, str):
+        value = _parsed(value, where)
+    try:
+        plain = _without_nulls(value)
+        to_json(plain)
+    except (TypeError, ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, list if listed else str) or (listed and not all(isinstance(each, dict) for each in plain)):
+        kind = "list of JSON objects" if listed else "text"
+        raise RowError(f"{where} holds a {key!r} that is not a {kind}; repair or remove the row")
+    return plain
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _content(content: Any, where: str) -> str:
@@ -130,6 +196,26 @@ def _part(part: Any, where: str) -> str:
     if isinstance(text, str) and filled.get("type", "text") == "text":
         return text
     raise RowError(f"{where} holds a part of a message that is not text; only texts are read, so remove such rows")
+
+
+def framed(texts: tuple[Text, ...], system: Any, tools: Any) -> tuple[Text, ...]:
+    """A prompt and responses as messages, with a system message and tools from columns of their own."""
+    prompt, *responses = texts
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+        responses = [[{"role": "assistant", "content": response}] for response in responses]
+    if system is not None and not isinstance(system, str):
+        raise RowError("holds a system message that is not text; convert it")
+    if system and prompt[:1] != [{"role": "system", "content": system}]:
+        if prompt and prompt[0]["role"] == "system":
+            raise RowError("holds two different system messages; repair or remove the row")
+        prompt = [{"role": "system", "content": system}, *prompt]
+    if tools not in _EMPTY and prompt:
+        stated = key_value("tools", tools, "column 'tools'")
+        if prompt[0].get("tools", stated) != stated:
+            raise RowError("holds two different lists of tools; repair or remove the row")
+        prompt = [prompt[0] | {"tools": stated}, *prompt[1:]]
+    return (prompt, *responses)
 
 
 def cut_prompt(first: Sequence[Message], second: Sequence[Message]) -> int:

@@ -34,6 +34,7 @@ from private_rlhf.data.engine import (
     spill,
     write_bucket,
 )
+from private_rlhf.data.formats import MarkedSource
 from private_rlhf.data.layout import Layout, find_layout, respelled
 from private_rlhf.data.other_key_records import compare_keys
 from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
@@ -259,9 +260,12 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
         say(f"{opened.name}: read as {opened.layout.form}")
     tasks = ((chunk, number, opened.layout, workspace.key_file, home) for number, chunk in chunks())
     with tqdm(total=opened.size or None, desc="reading", unit="B", unit_scale=True, disable=None) as bar:
-        for some in workspace.pool.run(spill, tasks):
-            runs += some
-            bar.update(sum(run.facts["bytes"] for run in some[:1]))
+        try:
+            for some in workspace.pool.run(spill, tasks):
+                runs += some
+                bar.update(sum(run.facts["bytes"] for run in some[:1]))
+        except MarkedSource as fault:
+            raise opened.layout.marked(opened.parts, fault) from None
     if all(part.files for part in opened.parts) and source_identity(opened.parts, workspace.key) != before:
         raise UserError(f"{opened.name}: changed while it was read; run again")
     if more := respelled(run.facts["spellings"] for run in runs):
@@ -378,7 +382,8 @@ def write(workspace: Workspace, bundle: Bundle) -> None:
     make_private_folder(done)
     fields = extra_fields(bundle.layout.options.columns, bundle.rows.runs)
     kind, bits = bundle.layout.kind, manifest.shard_bits
-    shards = ShardJob(bundle.mechanism, workspace.key_file, kind, fields, bits, done)
+    keys = bundle.layout.options.message_keys
+    shards = ShardJob(bundle.mechanism, workspace.key_file, kind, fields, bits, done, keys)
     tasks = ((shards, bundle.rows, shard) for shard in range(1 << bits))
     wanted = {MANIFEST, *(shard_name(shard) for shard in range(1 << bits))}
     for path in done.iterdir():

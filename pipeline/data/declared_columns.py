@@ -15,10 +15,18 @@ from typing import Any, Literal
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import RowError
+from private_rlhf.data.release import MESSAGE_KEYS
 from private_rlhf.recipe import DataConfig
 
 PAIR = ("chosen", "rejected")
 RESPONSES = ("response_a", "response_b")
+PROMPTS = ("prompt", "question", "instruction", "input", "query")
+"""Columns that may hold the prompt of `chosen` and `rejected`."""
+SYSTEMS = ("system", "system_prompt")
+LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history")
+BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
+"""Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
+data.message_keys names it."""
 MOST_COMPARED = 100
 """Columns among which the nearest to a missing one is looked for."""
 _RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
@@ -39,7 +47,8 @@ class Options:
     labels: what the values of `label_column` mean, see above. fold_names: spellings of a labeller's name are one person
     (`records.fold_name`), as the key's ledger has it (`Ledger.folds_names`). format: a name in `shapes.SHAPES`; None
     takes what the columns show. ties: None refuses them. pairs: of one ranking, a pair that its texts draw, or all.
-    special_tokens: in texts, `error` or `keep`. in_recipe: errors name a recipe's keys, and not a command's options.
+    special_tokens: in texts, `error` or `keep`. message_keys: keys of messages beside role and content that are read.
+    in_recipe: errors name a recipe's keys, and not a command's options.
     """
 
     labeler_column: str | None = None
@@ -53,12 +62,13 @@ class Options:
     ties: Literal["drop", "coin"] | None = None
     pairs: Literal["one", "all"] = "one"
     special_tokens: Literal["error", "keep"] = "error"
+    message_keys: tuple[str, ...] = ()
     in_recipe: bool = False
 
     @classmethod
     def of(cls, data: DataConfig, **columns: Any) -> Options:
         """Those of a recipe. columns: beside the pair."""
-        names = ("format", "label_column", "ties", "pairs", "special_tokens")
+        names = ("format", "label_column", "ties", "pairs", "special_tokens", "message_keys")
         shared = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
         return cls(labels=parse_labels(data.labels, "data.labels"), in_recipe=True, **shared, **columns)
 
@@ -76,6 +86,8 @@ class Options:
             if getattr(self, key) not in known:
                 allowed = " or ".join(filter(None, known))
                 raise UserError(f"{self.key(key)} must be {allowed}, got {getattr(self, key)!r}")
+        if unknown := sorted({*self.message_keys} - {*MESSAGE_KEYS}):
+            raise UserError(f"{self.key('message_keys')} must be of {', '.join(MESSAGE_KEYS)}, got {unknown[0]!r}")
         column, values = self.key("label_column"), self.key("labels")
         if (self.label_column is None) != (self.labels is None):
             raise UserError(

@@ -22,7 +22,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.chunks import Chunk, read_chunk
 from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
 from private_rlhf.data.layout import Layout, spelling_digests
-from private_rlhf.data.release import MESSAGES_TYPE, release_schema, shard_name
+from private_rlhf.data.release import release_schema, shard_name, text_array
 from private_rlhf.data.spellings import letter_tags
 from private_rlhf.data.workers import Workers
 from private_rlhf.privacy.batches import (
@@ -324,7 +324,7 @@ def sum_of_labels(
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Facts that all shards of a release share. bits: log2 of their number."""
+    """Facts that all shards of a release share. bits: log2 of their number. keys: of messages."""
 
     mechanism: Mechanism
     key_file: KeyFile | KeyInHand
@@ -332,12 +332,13 @@ class ShardJob:
     extra: tuple[pa.Field, ...]
     bits: int
     folder: Path
+    keys: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
         """Of the shards."""
         plain = [field.remove_metadata() for field in self.extra]  # the note that a text is JSON stays here
-        return release_schema("conversational" if self.kind == MESSAGES else "standard", plain)
+        return release_schema("conversational" if self.kind == MESSAGES else "standard", plain, self.keys)
 
 
 def write_bucket(job: ShardJob, rows: KeptRows, shard: int) -> int:
@@ -364,6 +365,8 @@ def _tables(job: ShardJob, bucket: Bucket, labels: Signs) -> Iterator[pa.Table]:
         lower = chosen_is_lower[part]
         places = (first + 1, first + np.where(lower, 2, 3), first + np.where(lower, 3, 2))
         texts = [_texts(bucket.texts, place, job.kind) for place in places]
+        if job.kind == MESSAGES:
+            texts = [text_array(text, job.schema.field(0).type) for text in texts]
         extra = _extra(bucket.texts, first + 4, job.extra) if job.extra else []
         yield pa.table([*texts, _hexadecimal(bucket.keys["id"][part]), *extra], schema=job.schema)
 
@@ -372,11 +375,11 @@ def _strings(flat: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
     return flat.take(arrow_places(places)).view(pa.large_string())
 
 
-def _texts(flat: pa.Array, places: npt.NDArray[np.int64], kind: bytes) -> pa.Array:
+def _texts(flat: pa.Array, places: npt.NDArray[np.int64], kind: bytes) -> Any:
     strings = _strings(flat, places)
     if kind != MESSAGES:
         return strings.cast(pa.string())
-    return pa.array([decode_messages(text) for text in strings.to_pylist()], MESSAGES_TYPE)
+    return [decode_messages(text) for text in strings.to_pylist()]
 
 
 def _extra(flat: pa.Array, places: npt.NDArray[np.int64], fields: Sequence[pa.Field]) -> list[pa.Array]:

@@ -1,35 +1,37 @@
-"""Meanings of the rows of a source: preference pairs, demonstrations, prompts, in every format people bring.
+"""Meanings of the rows of a source: preference pairs, demonstrations, prompts.
 
 Preferences (the form is decided by the first rows, the same for all rows):
-- text: `prompt`, `chosen`, `rejected` as strings (TRL's explicit format); a prompt that nine in ten of the first rows
-  repeat at the head of both responses is cut there, and must then be in every row;
-- conversations: message lists, with the prompt in a column of its own or as what both begin with; a prompt string
-  beside them must be one of the user turns that both share. Where they part, both must go on with the assistant;
-- transcripts ("Human: ... Assistant: ..."), whole in `chosen` and `rejected`, or as `prompt`: the prompt ends with the
-  last "Assistant:" mark inside the common prefix, and everything becomes messages;
-- implicit text (TRL's): the prompt is the common prefix of two strings, if `implicit_rule` finds that they share one.
+- text: `prompt`, `chosen`, `rejected`; a prompt that nine in ten of the first rows repeat at the head of both responses
+  is cut there, and must then be in every row;
+- conversations: message lists, with the prompt in a column or as what both begin with. Where they part, both must go on
+  with the assistant;
+- transcripts ("Human: ... Assistant: ..."): the prompt ends with the last "Assistant:" that both share;
+- implicit text (TRL's): the prompt is the common prefix, if `implicit_rule` finds that they share one.
 
-Named shapes and label columns become such rows first (`layout`, `shapes`). Every other column is dropped (a `score`
-column tells the label). Prompts are computed from the two responses alike, and no message says *which* of the two is
-at fault: whether a row is accepted, and what is said about it, does not depend on its label.
+Named shapes and label columns become such rows first (`layout`, `shapes`). Neither what is accepted nor what is said
+about it depends on which of the two responses is at fault.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import (
     ASSISTANT,
+    MarkedTexts,
     RowError,
+    check_texts,
     check_turns,
     common,
     cut_prompt,
+    framed,
     is_nearly_transcript,
     is_transcript,
     is_written_list,
@@ -38,11 +40,10 @@ from private_rlhf.data.conversation import (
     transcript,
     transcript_turns,
 )
-from private_rlhf.data.declared_columns import PAIR, column_value, nearest
+from private_rlhf.data.declared_columns import BESIDE_PROMPT, PAIR, SYSTEMS, Options, column_value, nearest
 from private_rlhf.data.sources import Part, Row, open_source
 from private_rlhf.privacy.records import Message, Text, encode_text, is_blank
 
-T = TypeVar("T")
 FIRST_ROWS = 200
 """By which a form is chosen."""
 SHARE = 0.9
@@ -50,6 +51,10 @@ SHARE = 0.9
 SHORTEST_PROMPT = 8
 """Characters that two texts must share for them to share a prompt."""
 _BOUNDARY = re.compile(r"""(?:\n\s*|[:?!.;>\])}"'`*|#=…。？！：]\s*)$""")
+NEARLY = (
+    "begins like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:', 'System:') or"
+    " 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
+)
 _WHERE = "one of 'chosen'/'rejected'"
 
 
@@ -60,18 +65,23 @@ class Demonstration(NamedTuple):
     response: Text
 
 
-def read_demonstrations(source: str | Path, split: str | None = None) -> Iterator[Demonstration]:
-    """Stream demonstrations: `prompt` and `response`, TRL's `prompt` and `completion`, or `messages`.
+def read_demonstrations(
+    source: str | Path, split: str | None = None, options: Options | None = None
+) -> Iterator[Demonstration]:
+    """Stream demonstrations: `prompt` and `response`, TRL's `prompt` and `completion`, or `messages`. options: of
+    message keys and special tokens.
 
     Preference data is refused with a UserError: fine-tuning on the preferred answers would put the true labels into
     the model.
     """
     wanted = ("prompt", "response", "completion", "messages", *PAIR)
-    return _stream(source, open_source(source, split), wanted, _demonstration_converter)
+    texts = _stream(source, open_source(source, split), wanted, _demonstration_converter, options or Options())
+    return map(Demonstration._make, texts)
 
 
-def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]:
-    """Prompts, each once: from a `prompt` column, from `messages`, or from preference rows (raw or released).
+def read_prompts(source: str | Path, split: str | None = None, options: Options | None = None) -> Iterator[Text]:
+    """Prompts, each once: from a `prompt` column, from `messages`, or from preference rows (raw or released). options:
+    as of `read_demonstrations`.
 
     Prompts of preference rows come in an order of their own (by hash), since the order of such rows may tell their
     labels.
@@ -80,16 +90,16 @@ def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]
     parts = open_source(source, split, release=True)
     from_pairs = [False]
 
-    def choose(rows: Sequence[Row]) -> Callable[[Row], Text]:
+    def choose(rows: Sequence[Row]) -> TextConverter:
         if set(PAIR) & rows[0].keys():
             from_pairs[0] = True
             convert = pair_converter(rows)
-            return lambda row: convert(row)[0]
+            return lambda row: convert(row)[:1]
         return _prompt_converter(rows[0])
 
     def distinct() -> Iterator[Text]:
         seen: dict[bytes, Text | None] = {}
-        for prompt in _stream(source, parts, wanted, choose):
+        for (prompt,) in _stream(source, parts, wanted, choose, options or Options()):
             digest = sha256(encode_text(prompt)).digest()
             if digest in seen or is_blank(prompt):
                 continue
@@ -121,23 +131,71 @@ def peek(rows: Iterator[tuple[int, Row]]) -> tuple[list[tuple[int, Row]], Iterat
     return first, everything()
 
 
+class MarkedSource(UserError):
+    """The error of one row with special tokens, before all such rows are counted."""
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Errors of rows as UserErrors that name the row."""
+    try:
+        yield
+    except RowError as error:
+        kind = MarkedSource if isinstance(error, MarkedTexts) else UserError
+        raise kind(f"{where}: {error}") from None
+    except UnicodeEncodeError:
+        fault = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
+        raise UserError(f"{where}: {fault}") from None
+
+
 def _stream(
-    source: str | Path, parts: list[Part], wanted: Sequence[str], choose: Callable[[Sequence[Row]], Callable[[Row], T]]
-) -> Iterator[T]:
+    source: str | Path,
+    parts: list[Part],
+    wanted: Sequence[str],
+    choose: Callable[[Sequence[Row]], TextConverter],
+    options: Options,
+) -> Iterator[tuple[Text, ...]]:
     """Convert every row with the converter that `choose` picks for the first ones."""
-    convert: Callable[[Row], T] | None = None
+    convert: TextConverter | None = None
+    faults: list[MarkedSource] = []
+    rows = 0
     for part in parts:
-        first, rows = peek(part.rows(wanted))
-        for number, row in rows:
+        first, stream = peek(part.rows((*wanted, *BESIDE_PROMPT)))
+        for number, row in stream:
+            rows += 1
             try:
-                if convert is None:
-                    convert = choose([each for _, each in first])
-                value = convert(row)
-            except RowError as error:
-                raise UserError(f"{part.name}, {part.unit} {number}: {error}") from None
-            yield value
+                with naming(f"{part.name}, {part.unit} {number}"):
+                    convert = convert or choose([each for _, each in first])
+                    texts = _with_columns(convert(row), row, options)
+                    check_texts(texts, options.message_keys, options.special_tokens)
+            except MarkedSource as fault:
+                faults.append(fault)
+            if not faults:
+                yield texts
     if convert is None:
         raise UserError(f"{source}: holds no rows; give a data set with at least one")
+    if faults:
+        raise counted(faults[0], len(faults), rows)
+
+
+def counted(fault: MarkedSource, count: int, rows: int) -> UserError:
+    """The error of the first row with special tokens, with the number of such rows among all."""
+    return UserError(f"{fault} ({count} of {rows} rows do)")
+
+
+def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[Text, ...]:
+    """The texts with the system message and the tools of the row's columns."""
+    check_lossy([row], (*SYSTEMS, *options.message_keys))
+    system = next((row[name] for name in SYSTEMS if row.get(name)), None)
+    tools = row.get("tools")
+    return framed(texts, system, tools) if system or tools else texts
+
+
+def check_lossy(rows: Sequence[Row], read: Collection[str]) -> None:
+    """RowError for a column that belongs to the prompt, is not empty and is not read."""
+    if lossy := sorted(name for name in BESIDE_PROMPT if name not in read and any(row.get(name) for row in rows)):
+        remedy = "name it in data.message_keys, if the chat template renders it, or " if lossy[0] == "tools" else ""
+        raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; {remedy}remove it")
 
 
 def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:
@@ -162,6 +220,7 @@ def require_columns(part: Part, needed: Sequence[str], door: str = "") -> None:
 
 Converted = tuple[Text, Text, Text]
 Converter = Callable[[Row], Converted]
+TextConverter = Callable[[Row], tuple[Text, ...]]
 
 
 def check_pair(row: Row, door: str = "") -> None:
@@ -188,6 +247,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     prompt = first.get("prompt", "")
     if prompt is None:
         raise RowError("column 'prompt' is null; fill it in, or remove the column")
+    if not isinstance(first.get("prompt", ""), str | list | dict):
+        raise RowError("column 'prompt' is neither text nor a list of messages; convert it")
     values = (prompt, *(first[name] for name in PAIR))
     if any(not isinstance(value, str) or is_written_list(value) for value in values):
         return conversation
@@ -200,6 +261,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         return implicit_text
     if is_transcript(prompt) and _ends_before_answer(prompt, [first[name] for name in PAIR]):
         return prompted_dialogue
+    if sum(is_nearly_transcript(str(row.get("prompt"))) for row in rows) >= SHARE * len(rows):
+        raise RowError(NEARLY)
     texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
     repeated = sum(all(row[name].startswith(row["prompt"]) for name in PAIR) for row in texts)
     inside = sum(all(row["prompt"].strip() in row[name] for name in PAIR) for row in texts)
@@ -227,10 +290,7 @@ def implicit_rule(texts: Sequence[Row]) -> None:
     """
     starts = [row["chosen"][: common(row["chosen"], row["rejected"])] for row in texts]
     if any(map(is_nearly_transcript, starts[:1])):
-        raise RowError(
-            "begins like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
-            " 'System:') or 'Assistant:' after an empty line; convert it"
-        )
+        raise RowError(NEARLY)
     long = sum(len(start.strip()) >= SHORTEST_PROMPT for start in starts)
     parted = sum(_BOUNDARY.search(start) is not None for start in starts)
     if starts and (long < SHARE * len(starts) or 2 * parted < len(starts)):
@@ -344,7 +404,7 @@ def prompted_dialogue(row: Row) -> Converted:
 # ---------------------------------------------------------------- demonstrations and prompts
 
 
-def _demonstration_converter(rows: Sequence[Row]) -> Callable[[Row], Demonstration]:
+def _demonstration_converter(rows: Sequence[Row]) -> TextConverter:
     row = rows[0]
     if set(PAIR) & row.keys():
         raise RowError(
@@ -361,34 +421,35 @@ def _demonstration_converter(rows: Sequence[Row]) -> Callable[[Row], Demonstrati
     raise RowError(f"needs 'prompt' and 'response' (or 'completion') columns, or 'messages'{hint}; rename or add them")
 
 
-def _from_columns(row: Row, name: str) -> Demonstration:
-    known = ("prompt", name)
-    prompt, response = column_value(row, "prompt", known), column_value(row, name, known)
-    if isinstance(prompt, str) and isinstance(response, str):
-        return Demonstration(prompt, response)
-    return Demonstration(read_messages(prompt, "column 'prompt'"), read_messages(response, f"column {name!r}"))
+def _from_columns(row: Row, name: str) -> tuple[Text, ...]:
+    texts = {each: column_value(row, each, ("prompt", name)) for each in ("prompt", name)}
+    if all(isinstance(text, str) for text in texts.values()):
+        return tuple(texts.values())
+    return tuple(read_messages(text, f"column {each!r}") for each, text in texts.items())
 
 
-def _from_messages(row: Row) -> Demonstration:
-    messages = read_messages(column_value(row, "messages", ("messages",)), "column 'messages'")
+def _from_messages(row: Row) -> tuple[Text, ...]:
+    messages = _messages(row, "messages")
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(
             "column 'messages' does not end with an assistant message after a prompt; repair or remove the row"
         )
-    return Demonstration(messages[:-1], messages[-1:])
+    return messages[:-1], messages[-1:]
 
 
-def _prompt_converter(row: Row) -> Callable[[Row], Text]:
+def _messages(row: Row, name: str) -> list[Message]:
+    return read_messages(column_value(row, name, (name,)), f"column {name!r}")
+
+
+def _prompt_converter(row: Row) -> TextConverter:
     if "prompt" in row:
-        if isinstance(row["prompt"], list):
-            return lambda row: read_messages(column_value(row, "prompt", ("prompt",)), "column 'prompt'")
-        return lambda row: _string(row, "prompt", ("prompt",))
+        read = _messages if isinstance(row["prompt"], list) else _string
+        return lambda row: (read(row, "prompt"),)
     if "messages" in row:
-        return _prompt_of_messages
+        return lambda row: (_prompt_of(_messages(row, "messages")),)
     hint = nearest(("prompt", "messages"), row, ("prompt", "messages"))
     raise RowError(f"has no column 'prompt' or 'messages'{hint}; rename or add it")
 
 
-def _prompt_of_messages(row: Row) -> Text:
-    messages = read_messages(column_value(row, "messages", ("messages",)), "column 'messages'")
+def _prompt_of(messages: list[Message]) -> list[Message]:
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import Demonstration, read_demonstrations, read_prompts
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
@@ -28,8 +29,9 @@ def make_renderer(model: ModelConfig, tokenizer: Any) -> Renderer:
     return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs, longest)
 
 
-def demonstrations(source: str, released: Path) -> list[Demonstration]:
-    """The demonstrations that data.demonstrations names, for SFT.
+def demonstrations(source: str, released: Path, options: Options | None = None) -> list[Demonstration]:
+    """The demonstrations that data.demonstrations names, for SFT. options: of message keys and special tokens in files,
+    as everywhere here.
 
     Of every released pair, `release` takes the response with the smaller digest and `release_both` both in the order of
     their digests: rules symmetric in the two responses, so that π_ref depends on no label, private or not.
@@ -46,35 +48,37 @@ def demonstrations(source: str, released: Path) -> list[Demonstration]:
             for row in release(released)
             for response in in_own_order([row.chosen, row.rejected])[:count]
         ]
-    return in_own_order(list(read_demonstrations(source)))
+    return in_own_order(list(read_demonstrations(source, None, options)))
 
 
 def keep_demonstrations(
-    source: str, released: Path, renderer: Renderer, too_long: str
+    source: str, released: Path, renderer: Renderer, too_long: str, options: Options | None = None
 ) -> tuple[list[Demonstration], int]:
     """(The demonstrations within the limits, count of those left out). UserError: see `keep_fitting`."""
-    rows = demonstrations(source, released)
+    rows = demonstrations(source, released, options)
     prompts, responses = [row.prompt for row in rows], [row.response for row in rows]
     places = keep_fitting(prompts, renderer, too_long, responses)
     return [rows[place] for place in places], len(rows) - len(places)
 
 
-def training_prompts(source: str, released: Path) -> list[Prompt]:
+def training_prompts(source: str, released: Path, options: Options | None = None) -> list[Prompt]:
     """Distinct prompts for PPO rollouts that data.prompts names, in a fixed order."""
-    return _prompts(source, "train", lambda: release(released))
+    return _prompts(source, "train", lambda: release(released), options)
 
 
-def evaluation_prompts(source: str, released: Path) -> list[Prompt]:
+def evaluation_prompts(source: str, released: Path, options: Options | None = None) -> list[Prompt]:
     """Distinct held-out prompts that data.evaluation_prompts names, in a fixed order."""
-    return _prompts(source, "eval", lambda: evaluation_release(released))
+    return _prompts(source, "eval", lambda: evaluation_release(released), options)
 
 
-def _prompts(source: str, split: Split, read_rows: Callable[[], Release]) -> list[Prompt]:
+def _prompts(
+    source: str, split: Split, read_rows: Callable[[], Release], options: Options | None
+) -> list[Prompt]:
     if source == "embedded":
         return list(task.load_prompts(split))
     if source in ("release", "evaluation"):
         return distinct([row.prompt for row in read_rows().rows])
-    return in_own_order(distinct(list(read_prompts(source))))
+    return in_own_order(distinct(list(read_prompts(source, None, options))))
 
 
 def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long: str) -> None:
@@ -88,14 +92,19 @@ def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long
     def check_prompts(prompts: Sequence[Prompt]) -> None:
         keep_fitting(prompts, renderer, too_long)
 
+    def check_demonstrations() -> None:
+        keep_demonstrations(data.demonstrations, released, renderer, too_long, options)
+
     def check_pairs(bundle: Release) -> None:
         keep_fitting_pairs(bundle.rows, renderer, too_long)
 
+    options = Options.of(data)
+    shared = (released, options)
     checks: list[tuple[str, str, Callable[[], Any]]] = [
-        ("demonstrations", "", lambda: keep_demonstrations(data.demonstrations, released, renderer, too_long)),
+        ("demonstrations", "", check_demonstrations),
         ("preferences", "", lambda: check_pairs(release(released))),
-        ("prompts", "", lambda: check_prompts(training_prompts(data.prompts, released))),
-        ("evaluation_prompts", "", lambda: check_prompts(evaluation_prompts(data.evaluation_prompts, released))),
+        ("prompts", "", lambda: check_prompts(training_prompts(data.prompts, *shared))),
+        ("evaluation_prompts", "", lambda: check_prompts(evaluation_prompts(data.evaluation_prompts, *shared))),
         ("preferences", " (evaluation)", lambda: check_pairs(evaluation_release(released))),
     ]
     has_release = (released / "release").is_dir()  # `--only sft` on other demonstrations does without
@@ -148,5 +157,6 @@ def input_digest(key: str, data: DataConfig) -> str:
     source: str = getattr(data, key)
     if data.built_in(key) or not Path(source).expanduser().exists():
         return source
-    rows = read_demonstrations(source) if key == "demonstrations" else read_prompts(source)
+    read = read_demonstrations if key == "demonstrations" else read_prompts
+    rows = read(source, None, Options.of(data))
     return hashlib.sha256(b"".join(sorted(map(row_digest, rows)))).hexdigest()

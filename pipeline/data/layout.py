@@ -1,13 +1,10 @@
 """Meanings of the columns of a labelled source, and the way from its rows to `batches.Columns`.
 
-Two forms. `chosen` and `rejected` (with or without `prompt`, see `formats`): the preference is the columns' order.
-`response_a` and `response_b` with a label column: its two values are declared beforehand, the first means that
-response_a is preferred, the second that response_b is; anything else is refused, and never shown. Beside them a column
-that names the labeller and one that names the event, where an empty value means none, and one by which a label says
-that it corrects an earlier one: its record's id, in the rows that do. They are not released unless they are also named
-as extra columns; and extra columns, released as they are.
+`chosen` and `rejected` (with or without `prompt`, see `formats`), whose order is the preference; `response_a` and
+`response_b` with a declared label; or a named shape (`shapes`). Beside them columns that name the labeller, the event
+(empty: none) and the record that a label corrects, and extra columns, which are released as they are.
 
-Explicit text goes column by column where Arrow reads it (`fast_columns`); everything else, and every row in which
+Explicit text goes column by column where Arrow reads it (`fast_columns`). Everything else, and every row in which
 something is wrong, goes row by row, so that both ways give the same rows and the same messages.
 """
 
@@ -25,32 +22,46 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.data.conversation import MARKS, RowError, holds_marks, is_written_list
-from private_rlhf.data.declared_columns import PAIR, RESPONSES, TIE, Options, column_value
+from private_rlhf.data.conversation import (
+    RowError,
+    check_texts,
+    framed,
+    holds_marks,
+    is_written_list,
+    read_messages,
+)
+from private_rlhf.data.declared_columns import (
+    BESIDE_PROMPT,
+    PAIR,
+    PROMPTS,
+    RESPONSES,
+    SYSTEMS,
+    TIE,
+    Options,
+    column_value,
+)
 from private_rlhf.data.formats import (
     Converted,
     Converter,
+    MarkedSource,
+    check_lossy,
     check_pair,
+    counted,
     explicit_text,
+    naming,
     pair_converter,
     peek,
     require_columns,
 )
-from private_rlhf.data.shapes import PROMPTS, SHAPES, pairs, shape_of
+from private_rlhf.data.shapes import SHAPES, pairs, shape_of
 from private_rlhf.data.sources import TWICE, Part, Row, open_source, two_spellings
 from private_rlhf.privacy.batches import Columns, blank_texts
-from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, Text, encode_text, fold_name, is_blank, record_id
+from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, encode_text, fold_name, is_blank, record_id
 
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
-SYSTEMS = ("system", "system_prompt")
-LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history")
 DOOR = (
     "; two responses with a label are read by --label-column and --labels (data.label_column, data.labels), shapes of"
     " public data and annotation tools by --format (data.format)"
-)
-MARKED = (
-    "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
-    " take the marks out, or say --special-tokens keep (data.special_tokens: keep), which takes them as plain text"
 )
 MOST_NAMED = 20  # columns in a line
 MOST_SPELLINGS = 1000  # of a run, whose facts stay in memory
@@ -73,7 +84,8 @@ class Layout:
     """A way to read rows, as the options and the first rows called for; picklable.
 
     convert: of rows with `chosen`, `rejected` and mostly `prompt`. shape: the name of the shape that rows have before;
-    None for that form, or a label column. prompt, system: columns with these. unread: columns that are not read.
+    None for that form, or a label column. prompt, system, tools: columns with these. watched: columns that must be
+    empty. unread: columns that are not read.
     """
 
     options: Options
@@ -81,29 +93,37 @@ class Layout:
     shape: str | None = None
     prompt: str = "prompt"
     system: str | None = None
+    tools: str | None = None
+    watched: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property
     def kind(self) -> bytes:
         """`records.TEXT` or `records.MESSAGES`: the same for all rows."""
-        return TEXT if self.convert.__name__.endswith("text") else MESSAGES
+        return TEXT if self.convert.__name__.endswith("text") and not (self.system or self.tools) else MESSAGES
 
     @property
     def wanted(self) -> tuple[str, ...]:
+        """All columns that are looked at."""
+        return (*self.read, *self.watched)
+
+    @property
+    def read(self) -> tuple[str, ...]:
         """All columns that are read."""
-        pair = _columns(self.shape, self.options, self.prompt, self.system)
-        return tuple(dict.fromkeys((*pair, *self.options.beside)))
+        pair = _columns(self.shape, self.options, self.prompt)
+        return tuple(dict.fromkeys((*pair, *filter(None, (self.system, self.tools)), *self.options.beside)))
 
     @property
     def plain(self) -> Layout:
         """The layout of the rows that `pairs` makes."""
         options = replace(self.options, format=None, label_column=None, labels=None)
-        return replace(self, options=options, shape=None, prompt="prompt", system=None)
+        return replace(self, options=options, shape=None, prompt="prompt", watched=())
 
     @property
     def as_it_stands(self) -> bool:
         """True if rows hold three texts and no other column."""
-        return self.convert is explicit_text and self.shape is None and self.prompt == "prompt" and not self.unread
+        plain = self.convert is explicit_text and self.kind == TEXT and self.shape is None
+        return plain and self.prompt == "prompt" and not self.unread
 
     @property
     def form(self) -> str:
@@ -112,7 +132,7 @@ class Layout:
         unread = ", ".join(map(one_line, self.unread[:MOST_NAMED])) + (", ..." if len(self.unread) > MOST_NAMED else "")
         prompt = "" if self.prompt == "prompt" else f", prompt in {self.prompt!r}"
         system = "" if self.system is None else f", a system message in {self.system!r}"
-        form = self.convert.__name__.replace("_", " ")
+        form = "conversation" if self.system or self.tools else self.convert.__name__.replace("_", " ")
         return f"{shape}, {form}{prompt}{system}; columns not read: {unread or 'none'}"
 
     @property
@@ -120,7 +140,7 @@ class Layout:
         """True if whole columns of strings can be read."""
         names = {self.options.labeler_column, self.options.event_column}
         plain = set(self.options.beside) <= names and '"' not in "".join(self.options.beside)
-        judged = self.shape or self.options.labels or self.system or self.prompt != "prompt"
+        judged = self.shape or self.options.labels or self.kind == MESSAGES or self.prompt != "prompt" or self.watched
         return self.convert is explicit_text and not self.options.columns and plain and not judged
 
     def fast_columns(self, table: pa.Table) -> Columns | None:
@@ -206,20 +226,37 @@ class Layout:
     ) -> Iterator[tuple[int, Row, tuple[Converted, int]]]:
         """(number, the row with `chosen` and `rejected` in it, ((prompt, first, second), +1 if the first response is
         preferred, -1 if the second is, 0 for a tie)) of every pair of every row. UserError: the first bad row."""
-        checked: set[tuple[str, ...]] = set()  # most rows have the columns of the one before
+        wanted, read = self.wanted, self.read
+        lossy: dict[tuple[str, ...], bool] = {}  # most rows have the columns of the one before
         for number, row in rows:
             with naming(f"{where} {number}"):
-                if (names := tuple(row)) not in checked:
-                    _check_columns(names, self.wanted)
-                    checked.add(names)
+                if (names := tuple(row)) not in lossy:
+                    _check_columns(names, wanted)
+                    lossy[names] = not set(BESIDE_PROMPT).difference(read).isdisjoint(names)
+                if lossy[names]:
+                    check_lossy([row], read)
                 found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
             yield from ((number, *each) for each in found)
 
     def _converted(self, pair: Row) -> Converted:
-        converted = self.convert(pair)
-        if self.options.special_tokens == "error" and any(map(_has_marks, converted)):
-            raise RowError(MARKED)
-        return converted
+        texts: Any = self.convert(pair)
+        if self.system or self.tools:
+            texts = framed(texts, *(pair.get(name) if name else None for name in (self.system, self.tools)))
+        check_texts(texts, self.options.message_keys, self.options.special_tokens)
+        return texts
+
+    def marked(self, parts: Sequence[Part], fault: MarkedSource) -> UserError:
+        """The error of all rows with special tokens. fault: of the first one."""
+        kept = replace(self, options=replace(self.options, special_tokens="keep"))
+        rows = marked = 0
+        for part in parts:
+            for *_, (texts, _) in kept.judged_rows(part.rows(self.wanted), f"{part.name}, {part.unit}"):
+                rows += 1
+                try:
+                    check_texts(texts, self.options.message_keys, "error")
+                except RowError:
+                    marked += 1
+        return counted(fault, marked, rows)
 
     def pairs(self, row: Row) -> list[tuple[Row, int]]:
         """The pairs of a row, with `chosen`, `rejected` and (mostly) `prompt`, and what was judged, as above.
@@ -242,11 +279,8 @@ class Layout:
             if not sign and options.ties is None:
                 raise RowError(TIE)
             row = _as_pair(row)
-        if self.prompt != "prompt" or self.system is not None:
+        if self.prompt != "prompt":
             row = {**row, "prompt": column_value(row, self.prompt, self.wanted)}
-        if self.system is not None:
-            turns = [("system", row.get(self.system) or ""), ("user", row["prompt"])]
-            row["prompt"] = [{"role": role, "content": text} for role, text in turns if text or role == "user"]
         return [(row, sign)]
 
     def _corrects(self, row: Row, converted: Converted) -> bool:
@@ -265,24 +299,12 @@ class Layout:
         return True
 
 
-@contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Errors of rows as UserErrors that name the row."""
-    try:
-        yield
-    except RowError as error:
-        raise UserError(f"{where}: {error}") from None
-    except UnicodeEncodeError:
-        fault = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
-        raise UserError(f"{where}: {fault}") from None
-
-
-def _columns(shape: str | None, options: Options, prompt: str = "prompt", system: str | None = None) -> tuple[str, ...]:
+def _columns(shape: str | None, options: Options, prompt: str) -> tuple[str, ...]:
     """The columns that hold the pair and its label."""
     if shape is not None:
         return SHAPES[shape].columns
     names = PAIR if options.labels is None else (*RESPONSES, *options.label_columns)
-    return (prompt, *names) if system is None else (prompt, *names, system)
+    return (prompt, *names)
 
 
 def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
@@ -304,7 +326,7 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
     for each in parts:
-        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *SYSTEMS, *LOSSY, "record_id")))
+        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *BESIDE_PROMPT, "record_id")))
         for number, _ in first[:1]:
             with naming(f"{each.name}, {each.unit} {number}"):
                 return _choose(layout, names, [row for _, row in first])
@@ -324,9 +346,8 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         layout = _with_prompt(layout, names, first)
         if any(isinstance(first[name], list) and _all_texts(first[name]) for name in pair) and options.labels is None:
             layout = replace(layout, shape="several")
-    lossy = sorted(name for name in LOSSY if name not in layout.wanted and any(row.get(name) for row in rows))
-    if lossy:
-        raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; remove such rows")
+    layout = replace(layout, watched=tuple(name for name in BESIDE_PROMPT if name in names and name not in layout.read))
+    check_lossy(rows, layout.read)
     samples: list[Row] = []
     for place, row in enumerate(rows):
         try:
@@ -347,15 +368,24 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
 def _with_prompt(layout: Layout, names: tuple[str, ...], first: Row) -> Layout:
     """The layout with the columns of the prompt and of a system message, where responses do not hold them."""
     response = first.get(RESPONSES[0] if layout.options.labels is not None else PAIR[0])
-    if not isinstance(response, str) or is_written_list(response):
-        return layout
     beside = layout.options.beside
+    systems = [name for name in SYSTEMS if name in names and name not in beside]
+    tools = "tools" if "tools" in names and "tools" in layout.options.message_keys else None
+    layout = replace(layout, system=(*systems, None)[0], tools=tools)
+    if isinstance(response, str) == is_written_list(response) and not _answers_only(response):
+        return layout
     prompts = ["prompt"] if "prompt" in names else [name for name in PROMPTS if name in names and name not in beside]
     if len(prompts) > 1:
         listed = ", ".join(map(repr, prompts))
         raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
-    systems = [name for name in SYSTEMS if name in names and name not in beside]
-    return replace(layout, prompt=(*prompts, "prompt")[0], system=(*systems, None)[0] if prompts else None)
+    return replace(layout, prompt=(*prompts, "prompt")[0])
+
+
+def _answers_only(response: Any) -> bool:
+    """True for messages that begin with the assistant's: the prompt is elsewhere."""
+    with suppress(RowError):
+        return read_messages(response, "")[0]["role"] == "assistant"
+    return False
 
 
 def _all_texts(value: list[Any]) -> bool:
@@ -372,12 +402,15 @@ def read_preferences(source: str | Path, split: str | None = None, options: Opti
     layout = find_layout(str(source), parts, options or Options(ties="coin", special_tokens="keep"))
 
     def stream() -> Iterator[RawPair]:
-        for part in parts:
-            for number, _, ((prompt, *responses), sign) in layout.judged_rows(
-                part.rows(layout.wanted), f"{part.name}, {part.unit}"
-            ):
-                chosen, rejected = responses if sign >= 0 else responses[::-1]
-                yield RawPair(prompt, chosen, rejected, number)
+        try:
+            for part in parts:
+                for number, _, ((prompt, *responses), sign) in layout.judged_rows(
+                    part.rows(layout.wanted), f"{part.name}, {part.unit}"
+                ):
+                    chosen, rejected = responses if sign >= 0 else responses[::-1]
+                    yield RawPair(prompt, chosen, rejected, number)
+        except MarkedSource as fault:
+            raise layout.marked(parts, fault) from None
 
     return stream()
 
@@ -416,11 +449,6 @@ def _own_names(options: Options, shape: str | None = None) -> Iterator[None]:
             for name in ("'chosen'/'rejected'", "'chosen' and 'rejected'"):
                 text = text.replace(name, "the responses")
         raise RowError(text) from None
-
-
-def _has_marks(text: Text) -> bool:
-    contents = [text] if isinstance(text, str) else [message["content"] for message in text]
-    return any(MARKS.search(content) for content in contents if "<" in content or "[" in content)
 
 
 def _name_of(row: Row, name: str, optional: bool = True) -> str:

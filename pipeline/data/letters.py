@@ -6,7 +6,7 @@ import html
 import re
 import unicodedata
 
-from private_rlhf.privacy.records import Text
+from private_rlhf.privacy.records import Text, message_text
 
 _MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 _TEMPLATE = re.compile(  # special tokens and what chat templates put around a turn
@@ -37,7 +37,7 @@ def turns(*texts: Text) -> Turns:
             tail = [(mark == "Assistant", piece) for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True)]
             spoken += head + tail
         else:
-            spoken += [(message["role"] == "assistant", message["content"]) for message in text]
+            spoken += [(message["role"] == "assistant", message_text(message)) for message in text]
     squeezed = [(assistant, plain(content)) for assistant, content in spoken]
     return [(assistant, content) for assistant, content in squeezed if content]
 

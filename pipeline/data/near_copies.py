@@ -1,18 +1,14 @@
 """Near copies of responses, by shingles: what the overlap guard sees of answers that were edited, cut or put together.
 
-A shingle is a run of 24 bytes of a turn's letters and digits; one in 16 is kept, by its hash alone, so that two texts
-that share a passage keep the same shingles of it (Broder 1997). Of a pair only those shingles count that the other
-response and the prompt do not have and no other pair has. A pair is one-sided here
+A shingle is a run of 24 bytes of a turn's letters and digits; one in 16 is kept, by its hash (Broder 1997). Of a pair
+those count that the other response, the prompt and other pairs do not have. A pair is one-sided
 
 - where a third of one response's shingles, and 4 of them, are in the file, and of the other's less than a quarter of
   what that share would give, which is at least 4;
 - where rows hold both responses, and not equally often the one before the other: the first may be the preferred one.
 
-Both are symmetric in the two responses. Responses of fewer than 4 kept shingles (some 90 letters), those that
-several pairs hold, and texts of which no 24 bytes in a row are left are not seen.
-
-Memory: 16 bytes per kept shingle of the demonstrations or prompts (a hundred words have about 30), 24 for each of the
-pairs' that is found there, and 16 per pair.
+Both are symmetric in the responses. Memory: 16 bytes per kept shingle of the demonstrations or prompts (30 per hundred
+words), 24 for each of the pairs' that is found there, and 16 per pair.
 """
 
 from __future__ import annotations

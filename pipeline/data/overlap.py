@@ -1,33 +1,25 @@
 """The end-to-end guard: do demonstrations or prompts repeat one response of a protected pair and not the other?
 
 If they do, whoever picked them may have looked at the labels (fine-tuning on the chosen answers is the classic case),
-and then the policy carries raw labels past the randomiser. Texts are compared, not file names. Of every conversation
-the letters and digits (`letters`: no case, white space, punctuation, special tokens, chat templates or turn marks) get
-four 64-bit keyed digests:
+and the policy carries raw labels past the randomiser. Of every conversation the letters and digits (`letters`) get four
+64-bit digests, under a key that is drawn anew for each look:
 
 - of all its text, wherever prompt and response are taken to meet;
-- of its last user turn and last assistant turn, whatever came before (another system prompt, a shorter history); but
-  an answer of under 32 characters ("You're welcome!") says little without what came before;
-- of its last assistant turn alone, whatever it answers, if it has 40 characters: it counts where both responses of a
-  pair have them and no other pair holds them, so that a phrase that many answers share is not a sign;
+- of its last user turn and last assistant turn; an answer of under 32 characters says little without what came before;
+- of its last assistant turn, if it has 40 characters: it counts where both responses of a pair have them and no other
+  pair holds them;
 - of the letters of its last turns, without digits, if they have 32: it counts as the one before.
 
-A demonstration counts with its whole conversation and with every assistant turn in its history, a prompt with every
-assistant turn in it; but a prompt that is the prompt of a pair is public by the contract, and its history counts not.
-A pair is *one-sided* when one of its responses is found more often than the other, also after division by how many
-pairs hold each response (files that write out both responses of every pair repeat those that several pairs share).
-One-sided is a symmetric notion, so the count that a refusal prints depends on no label. Long responses are compared by
-shingles too (`near_copies`): edited, cut, or both in one text. Rows with a pair's prompt are searched for short ones
-(`contained`).
+A demonstration counts with its whole conversation and every assistant turn in its history, a prompt with the latter;
+the history of a prompt that is a pair's own does not count. A pair is *one-sided* when one of its responses is found
+more often than the other, also after division by how many pairs hold each: a symmetric notion, so its count depends on
+no label. Long responses are compared by shingles too (`near_copies`), and rows with a pair's prompt are searched for
+short ones (`contained_answers`). It does not see short responses under another prompt, rewritten or encoded texts, a
+choice among prompts, or an order of rows (`inputs` reads rows in an order of its own).
 
-What it cannot see: short responses under another prompt; texts that were rewritten, translated, encoded (base64, rot13)
-or had their words reordered or left out; a choice among prompts that depends
-on labels; an order of rows that does (`private_rlhf.data.inputs` reads rows in an order of its own for that reason).
-
-The key is drawn anew for each look and the digests are never written. Texts are streamed, the pairs once for all files.
-Memory: 64 bytes per assistant turn of the demonstrations or prompts and 40 per pair that shares a text with them, and
-some 1,000 per hundred words for shingles and for the search; a small multiple of that while counting. Two texts that
-collide by chance (10^7 against 10^7: probability 1e-4) refuse a harmless recipe, which another look lets pass.
+Memory: 64 bytes per assistant turn of the demonstrations or prompts, 40 per pair that shares a text with them, and some
+1,000 per hundred words for shingles and for the search. A chance collision (10^7 texts against 10^7: probability 1e-4)
+refuses a harmless recipe, which another look lets pass.
 """
 
 from __future__ import annotations
@@ -110,7 +102,7 @@ def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_rel
     digests, files = Digests(), {}
     for key in keys:
         if not data.built_in(key):
-            files[key] = read_texts(key, getattr(data, key), digests)
+            files[key] = read_texts(key, getattr(data, key), digests, Options.of(data))
     if not files:
         return
     pairs = protected_pairs(data, released, new_release)
@@ -277,14 +269,14 @@ class Texts:
         return np.frombuffer(self._found, dtype=np.uint64), np.frombuffer(self._history_of, dtype=np.int64)
 
 
-def read_texts(key: str, source: str, digests: Digests) -> Texts:
+def read_texts(key: str, source: str, digests: Digests, options: Options | None = None) -> Texts:
     """All rows of the source of demonstrations or of prompts that a recipe names under `key`."""
     texts = Texts(digests)
     if key == "demonstrations":
-        for row in read_demonstrations(source):
+        for row in read_demonstrations(source, None, options):
             texts.add(row.prompt, row.response)
     else:
-        for prompt in read_prompts(source):
+        for prompt in read_prompts(source, None, options):
             texts.add(prompt)
     return texts
 

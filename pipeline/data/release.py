@@ -11,12 +11,13 @@ it. Readers of data pass over both names, so that the folder loads as it is; old
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +37,18 @@ from private_rlhf.data.container import (
 )
 from private_rlhf.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
 from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
-from private_rlhf.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, bucket_bits, encode_text
+from private_rlhf.privacy.records import (
+    CANONICALISATION,
+    MESSAGES,
+    TEXT,
+    Message,
+    Text,
+    bucket_bits,
+    encode_text,
+    to_json,
+)
 from private_rlhf.privacy.signatures import file_digest, verify
+from private_rlhf.recipe.data_section import MessageKey
 
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536
@@ -46,7 +57,9 @@ OLD_NAMES = {MANIFESTS[1]: MANIFEST, "signature.json": SIGNATURE}
 """Names in older bundles -> the present ones."""
 REMEDY = "write it again with `private-rlhf privatize`"
 KEY_MODES = ("keyed", "local", "insecure_seed", "none")
-MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+MESSAGE_KEYS = dict.fromkeys((*get_args(MessageKey), "tool_call_id"), str) | {"tool_calls": list, "tools": list}
+"""Keys of a message beside role and content, with their types; lists are released as JSON. `tools` belongs to the
+conversation: its first message has them. `tool_call_id` goes with tool_calls."""
 _NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
 
 
@@ -130,8 +143,13 @@ class Release:
 
     def __iter__(self) -> Iterator[ReleasedPair]:
         for batch in (batch for path in _shards(self.directory) for batch in self._batches(path)):
-            columns = [batch.column(name).to_pylist() for name in ReleasedPair._fields]
+            columns = [_read(batch.column(name)) for name in ReleasedPair._fields]
             yield from map(ReleasedPair._make, zip(*columns, strict=True))
+
+    @property
+    def message_keys(self) -> tuple[str, ...]:
+        """Keys of its messages beside role and content."""
+        return _further(self.schema.field("prompt").type)
 
     @property
     def comparable(self) -> bool:
@@ -234,7 +252,8 @@ def _schema(manifest: ReleaseManifest, stated: pa.Schema) -> pa.Schema | None:
     if stated.names != [*ReleasedPair._fields, *manifest.extra_columns]:
         return None
     extra = [pa.field(name, stated.field(name).type) for name in manifest.extra_columns]
-    return release_schema(manifest.format, extra) if all(field.type in EXTRA_TYPES for field in extra) else None
+    keys = _further(stated.field("prompt").type)
+    return release_schema(manifest.format, extra, keys) if all(each.type in EXTRA_TYPES for each in extra) else None
 
 
 def _signer(folder: Path) -> str | None:
@@ -365,7 +384,10 @@ def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str
     """The fault of rows of shard number `shard` of 2^bits, if there is one: responses, ids, place."""
     from private_rlhf.privacy.batches import record_ids  # not for the stages, which read rows that were checked
 
-    prompt, chosen, rejected = (_encoded(batch.column(name), kind) for name in ReleasedPair._fields[:3])
+    columns = [batch.column(name) for name in ReleasedPair._fields[:3]]
+    if _further(columns[0].type) and any(text_array(_read(column), column.type) != column for column in columns):
+        return "holds messages in another form than a release"
+    prompt, chosen, rejected = (_encoded(column, kind) for column in columns)
     if pc.any(pc.equal(chosen, rejected)).as_py():
         return "holds a pair of two equal responses"
     ids = record_ids(prompt, chosen, rejected, kind)
@@ -378,12 +400,34 @@ def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str
 
 def _encoded(texts: pa.Array, kind: bytes) -> pa.Array:
     """Strings, as `encode_text` has them."""
-    return texts if kind == TEXT else pa.array([encode_text(text).decode() for text in texts.to_pylist()], pa.string())
+    return texts if kind == TEXT else pa.array([encode_text(text).decode() for text in _read(texts)], pa.string())
+
+
+def _read(texts: pa.Array) -> list[Any]:
+    """Values as Python has them, messages without absent keys."""
+    values: list[Any] = texts.to_pylist()
+    try:
+        return [[_message(turn) for turn in text] for text in values] if _further(texts.type) else values
+    except ValueError:
+        raise UserError(f"a release holds tools that are not JSON; {REMEDY}") from None
+
+
+def _message(fields: Mapping[str, str | None]) -> Message:
+    values = {name: value for name, value in fields.items() if value is not None}
+    return {name: json.loads(value) if MESSAGE_KEYS.get(name) is list else value for name, value in values.items()}
+
+
+def text_array(texts: Sequence[Any], type: pa.DataType) -> pa.Array:
+    """Texts or messages as a column of a release; the inverse of `_read`."""
+    if _further(type):
+        texts = [[{name: value if isinstance(value, str) else to_json(value) for name, value in message.items()}
+                  for message in text] for text in texts]  # fmt: skip
+    return pa.array(texts, type)
 
 
 def _has_null(column: pa.Array) -> bool:
-    nested = column.flatten() if pa.types.is_struct(column.type) else ()
-    nested = (column.flatten(),) if pa.types.is_list(column.type) else nested
+    nested = [column.field(name) for name in ("role", "content")] if pa.types.is_struct(column.type) else []
+    nested = [column.flatten()] if pa.types.is_list(column.type) else nested
     return bool(column.null_count) or any(map(_has_null, nested))
 
 
@@ -391,10 +435,21 @@ def _shards(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("part-*.parquet") if path.is_file())  # a pipe would never end
 
 
-def release_schema(format: str, extra: Sequence[pa.Field] = ()) -> pa.Schema:
-    """The shards' columns. format: as in the manifest."""
-    text = pa.string() if format == "standard" else MESSAGES_TYPE
+def release_schema(format: str, extra: Sequence[pa.Field] = (), keys: Collection[str] = ()) -> pa.Schema:
+    """The shards' columns. format: as in the manifest. keys: of messages, beside role and content."""
+    text = pa.string() if format == "standard" else messages_type(keys)
     return pa.schema([("prompt", text), ("chosen", text), ("rejected", text), ("record_id", pa.string()), *extra])
+
+
+def messages_type(keys: Collection[str]) -> pa.DataType:
+    """The type of a list of messages with some of `MESSAGE_KEYS`."""
+    further = [key for key in MESSAGE_KEYS if key in keys or (key == "tool_call_id" and "tool_calls" in keys)]
+    return pa.list_(pa.struct([(name, pa.string()) for name in ("role", "content", *further)]))
+
+
+def _further(type: pa.DataType) -> tuple[str, ...]:
+    """The keys of messages of this type beside role and content; none for texts."""
+    return tuple(field.name for field in type.value_type)[2:] if pa.types.is_list(type) else ()
 
 
 def shard_name(shard: int) -> str:

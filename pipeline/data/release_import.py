@@ -7,7 +7,6 @@ and no ledger is kept here: both are with the holder of the labels. A tenth of t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.answer_bundle import write_pairs
 from private_rlhf.data.publish import publish, refusals
-from private_rlhf.data.release import ROWS_PER_SHARD, Release, ReleasedPair, ReleaseManifest, is_release, read_release
+from private_rlhf.data.release import ROWS_PER_SHARD, Release, ReleaseManifest, is_release, read_release
 from private_rlhf.data.totals import check_totals
 from private_rlhf.recipe import DataConfig, PrivatizeConfig
 
@@ -116,8 +115,12 @@ def divide(bundle: Release, limit: int | None, train: Path, test: Path) -> tuple
     if not before:
         raise UserError(f"{bundle.directory}: one pair is too few to hold one out; bring a larger release")
     taken, manifest = min(before, limit or before), _taken_over(bundle)
-    _write(train, manifest, taken, islice(bundle, taken))
-    _write(test, manifest, len(ids) - before, islice(bundle, before, None))
+    for folder, rows, pairs in (
+        (train, taken, islice(bundle, taken)),
+        (test, len(ids) - before, islice(bundle, before, None)),
+    ):  # the columns that were released beside the four are left behind
+        part = replace(manifest, rows=rows, rows_per_shard=ROWS_PER_SHARD, extra_columns=())
+        write_pairs(folder, part, pairs, bundle.message_keys)
     return taken, len(ids) - before
 
 
@@ -129,8 +132,3 @@ def _taken_over(bundle: Release) -> ReleaseManifest:
     if bundle.signer is None and manifest.private:
         manifest = replace(manifest, guarantee={**manifest.guarantee, "unsigned": True})
     return manifest
-
-
-def _write(folder: Path, manifest: ReleaseManifest, rows: int, pairs: Iterable[ReleasedPair]) -> None:
-    """A part of a bundle, in a bundle's layout; the columns that were released beside the four are left behind."""
-    write_pairs(folder, replace(manifest, rows=rows, rows_per_shard=ROWS_PER_SHARD, extra_columns=()), pairs)

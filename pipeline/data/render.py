@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.records import Message, further_keys, message_text
 
 TEMPLATE_DATE = "26 Jul 2024"
 """For templates that print a date (Llama 3 does): today's would change prompts, and so results, at midnight."""
 
-Prompt = str | Sequence[dict[str, str]]
-Response = str | Sequence[dict[str, str]]
+_MARK = "\ue0f0{}\ue0f1"
+"""In a rendering, in place of the name of a special token that a text holds: those are plain text."""
+
+Prompt = str | Sequence[Message]
+Response = str | Sequence[Message]
 
 
 @dataclass(frozen=True)
@@ -94,37 +100,46 @@ class Renderer:
     def learnt_ids(self, response: Response) -> list[int]:
         """As `response_ids`, with ~id for tokens between the assistant's turns, which are neither learnt nor scored
         (`logprobs.token_batch` takes them so)."""
-        turns = [] if isinstance(response, str) else list(response)
-        if len(turns) < 2:
-            return self._answer_ids(plain_text(response))
+        turns = [{"role": "assistant", "content": response}] if isinstance(response, str) else list(response)
         ids: list[int] = []
         for place, turn in enumerate(turns):
             if turn["role"] == "assistant":
                 between = self._between(turns[:place]) if ids else []
-                ids += [*(~token for token in between), *self._answer_ids(turn["content"])]
+                ids += [*(~token for token in between), *self._answer_ids(turn)]
         return ids
 
-    def _answer_ids(self, text: str) -> list[int]:
-        """One turn and its end; the name of a special token inside it is plain text, so that it never ends twice."""
-        names = any(name in text for name in getattr(self.tokenizer, "all_special_tokens", ()))
-        plain = {"split_special_tokens": True} if names else {}
-        return [*self.tokenizer(text, add_special_tokens=False, **plain)["input_ids"], self.tokenizer.eos_token_id]
+    def _answer_ids(self, turn: Message) -> list[int]:
+        """One turn and its end; the name of a special token inside it is plain text, so that it never ends twice. A
+        turn with tool calls and the like is what the chat template makes of it."""
+        if further_keys(turn):
+            return self._after([], [turn])
+        plain = {"split_special_tokens": True} if self._special.search(turn["content"]) else {}
+        ids = self.tokenizer(turn["content"], add_special_tokens=False, **plain)["input_ids"]
+        return [*ids, self.tokenizer.eos_token_id]
 
-    def _between(self, turns: Sequence[dict[str, str]]) -> list[int]:
+    def _between(self, turns: Sequence[Message]) -> list[int]:
         """Token ids that the chat template puts between the last assistant turn of `turns` and an answer to them."""
+        end = max(place for place, turn in enumerate(turns) if turn["role"] == "assistant") + 1
+        return self._after(turns[:end], turns)
+
+    def _after(self, answered: Sequence[Message], turns: Sequence[Message]) -> list[int]:
+        """Token ids of the chat template's rendering of a response, behind the end of its first turns `answered`; up to
+        the end of the assistant's turn where there are none, otherwise to where an answer starts."""
         from jinja2 import TemplateError
 
-        end = max(place for place, turn in enumerate(turns) if turn["role"] == "assistant") + 1
-        asked = [{"role": "user", "content": "?"}, *turns]
+        question, end = {"role": "user", "content": "?"}, self.tokenizer.eos_token
         try:
-            answered = self._templated(asked[: end + 1], tokenize=False, add_generation_prompt=False)
-            whole = self._templated(asked, tokenize=False)
+            head = self._rendered([question, *answered], generate=not answered)
+            whole = self._rendered([question, *turns], generate=bool(answered))
         except TemplateError as error:
             raise UserError(f"the chat template refuses a response of several turns ({error}): leave it out") from None
-        head = answered[: answered.rfind(self.tokenizer.eos_token) + len(self.tokenizer.eos_token)]
-        if not head.endswith(self.tokenizer.eos_token) or not whole.startswith(head):
+        if answered:
+            head = head[: head.rfind(end) + len(end)]
+        else:
+            whole = whole[: whole.rfind(end) + len(end)]
+        if not (head if answered else whole).endswith(end) or not whole.startswith(head):
             raise UserError("the chat template changes earlier turns of a response of several turns: leave it out")
-        return list(self.tokenizer(whole[len(head) :], add_special_tokens=False)["input_ids"])
+        return self._tokens(whole[len(head) :])
 
     def text(self, response_ids: Sequence[int]) -> str:
         """The text of sampled token ids, without special tokens."""
@@ -137,16 +152,71 @@ class Renderer:
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         try:
-            return list(self._templated(messages)["input_ids"])
+            return self._tokens(self._rendered(messages))
         except TemplateError as error:
             if messages[0] == {"role": "system", "content": ""}:  # a template without system messages is short as it is
-                return list(self._templated(messages[1:])["input_ids"])
+                return self._tokens(self._rendered(messages[1:]))
             remedy = "set model.system_prompt: null" if self.system_prompt else "give prompts that it takes"
             raise UserError(f"the chat template refuses a prompt ({error}; {preview(prompt)}): {remedy}") from None
 
-    def _templated(self, messages: Sequence[dict[str, str]], **how: Any) -> Any:
-        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True} | how
-        return self.tokenizer.apply_chat_template(messages, **how, **self.template_variables)
+    def _rendered(self, messages: Sequence[Message], generate: bool = True) -> str:
+        """The chat template's text. UserError where it is the same without a further key of a message."""
+        from jinja2 import TemplateError
+
+        text = self._templated(messages, generate)
+        for place, message in enumerate(messages):
+            for key in further_keys(message):
+                without = {name: value for name, value in message.items() if name != key}
+                try:
+                    other = self._templated([*messages[:place], without, *messages[place + 1 :]], generate)
+                except TemplateError:
+                    continue
+                if other == text and key != "tool_call_id":
+                    raise UserError(
+                        f"the chat template of this model drops {key!r} of a message ({preview([message])}): remove it"
+                        " from the data, or take a model whose template renders it"
+                    )
+        return text
+
+    def _templated(self, messages: Sequence[Message], generate: bool) -> str:
+        tools = [message["tools"] for message in messages if "tools" in message]
+        turns = [{name: value for name, value in turn.items() if name != "tools"} for turn in messages]
+        how = {"tools": self._plain(tools[0])} if tools else {}
+        text: str = self.tokenizer.apply_chat_template(
+            self._plain(turns), add_generation_prompt=generate, tokenize=False, **how, **self.template_variables
+        )
+        return text
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Names of special tokens, and what begins a `_MARK`."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        names = {token.content for token in added if token.special} | {_MARK[0]}
+        return sorted(names | set(getattr(self.tokenizer, "all_special_tokens", ())), key=len, reverse=True)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._names)))
+
+    def _plain(self, value: Any) -> Any:
+        """The JSON value with a `_MARK` for each name of a special token in its texts."""
+        if isinstance(value, str):
+            return self._special.sub(lambda match: _MARK.format(self._names.index(match[0])), value)
+        if isinstance(value, dict):
+            return {name: self._plain(each) for name, each in value.items()}
+        return [self._plain(each) for each in value] if isinstance(value, list) else value
+
+    def _tokens(self, text: str) -> list[int]:
+        """Token ids of a rendering."""
+        ids: list[int] = []
+        for place, piece in enumerate(re.split(_MARK.format(r"(\d+)"), text)):
+            if place % 2:
+                ids += self.tokenizer(self._names[int(piece)], add_special_tokens=False, split_special_tokens=True)[
+                    "input_ids"
+                ]
+            elif piece:
+                ids += self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+        return ids
 
 
 def keep_fitting(
@@ -204,19 +274,19 @@ def plain_text(response: Response) -> str:
     """The text of a response: of its one assistant message, or of several turns, each under its role."""
     if isinstance(response, str):
         return response
-    return dialogue(response) if len(response) > 1 else "".join(message["content"] for message in response)
+    return dialogue(response) if len(response) > 1 else "".join(map(message_text, response))
 
 
 def plain_prompt(prompt: Prompt) -> str:
     """The last message of a prompt: what identifies it in a line, and what the embedded truth scores."""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 
 def dialogue(prompt: Prompt) -> str:
     """A prompt as text to read: all of a conversation, each message under its role."""
     if isinstance(prompt, str) or len(prompt) == 1:
         return plain_prompt(prompt)
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n\n".join(f"{message['role']}: {message_text(message)}" for message in prompt)
 
 
 def preview(prompt: Prompt, width: int = 40) -> str:

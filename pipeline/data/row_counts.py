@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_demonstrations
 from private_rlhf.data.inputs import release
 from private_rlhf.data.overlap import protected_pairs
@@ -46,7 +47,8 @@ class RowCounts:
         if source in OF_RELEASE:
             count = self.pairs(size)
             return None if count is None else count * (2 if source == "release_both" else 1)
-        rows = task.load_demonstrations() if source == "embedded" else read_demonstrations(source)
+        read = task.load_demonstrations() if source == "embedded" else None
+        rows = read or read_demonstrations(source, None, Options.of(self.data))
         return sum(1 for _ in islice(rows, size))
 
     def pairs(self, size: int, fraction: float = 0.0) -> int | None:

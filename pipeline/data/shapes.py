@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import RowError
-from private_rlhf.data.declared_columns import TIE, Options, column_value, letter, number, sign
+from private_rlhf.data.declared_columns import PROMPTS, TIE, Options, column_value, letter, number, sign
 from private_rlhf.data.sources import Row
 
 
@@ -111,6 +111,19 @@ def _chosen(value: Any, count: int) -> list[float]:
     return [float(index == place) for index in range(count)]
 
 
+def _up_to_turn(row: Row, name: str) -> Any:
+    """A conversation up to the answer that was judged: number `turn`, where the row says it."""
+    messages, turn = _get(row, name), row.get("turn")
+    if turn is None or not isinstance(messages, list):
+        return messages
+    answers = [
+        place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "assistant"
+    ]
+    if number(turn) not in range(1, len(answers) + 1):
+        raise RowError("judges a turn that a conversation does not have; repair or remove the row")
+    return messages[: answers[int(number(turn)) - 1] + 1]
+
+
 def _list(value: Any, where: str) -> list[Any]:
     """A list, also one that was written as JSON."""
     if isinstance(value, str):
@@ -161,10 +174,11 @@ def _summarize(row: Row) -> list[Judgement]:
 
 def _openai(row: Row) -> list[Judgement]:
     given = _fields(_get(row, "input"), "input")
-    if given.get("tools"):
-        raise RowError("holds 'tools', which are not read and would be lost; remove such rows")
+    messages = _get(given, "messages")
+    if given.get("tools") and isinstance(messages, list) and messages and isinstance(messages[0], dict):
+        messages = [messages[0] | {"tools": given["tools"]}, *messages[1:]]
     responses = [row.get(name) for name in ("preferred_output", "non_preferred_output")]
-    return [Judgement(_get(given, "messages"), responses, (1, 0))]
+    return [Judgement(messages, responses, (1, 0))]
 
 
 def _ranked(prompt: str, answers: str, text: str, rank: str, order: int) -> Callable[[Row], list[Judgement]]:
@@ -221,7 +235,7 @@ def _argilla(row: Row) -> Iterator[Judgement]:
     prompt, names = _task(fields, ())
     for answers in _fields(_get(row, "responses"), "responses").values():
         for answer in _list(answers, "responses"):
-            if not isinstance(answer, dict) or answer.get("status") != "submitted":
+            if not isinstance(answer, dict) or answer.get("status", "submitted") != "submitted":
                 continue
             value = answer.get("value")
             if isinstance(value, str) and value in names:
@@ -259,8 +273,6 @@ def _pku(row: Row) -> list[Judgement]:
     raise RowError("holds two labels; choose by name: --format pku-better or --format pku-safer (data.format)")
 
 
-PROMPTS = ("prompt", "question", "instruction", "input", "query")
-"""Columns that may hold the prompt of `chosen` and `rejected`."""
 _PKU = ("prompt", "response_0", "response_1")
 
 
@@ -283,12 +295,12 @@ SHAPES: dict[str, Shape] = {
         lambda row: [
             Judgement(
                 None,
-                (_get(row, "conversation_a"), _get(row, "conversation_b")),
+                [_up_to_turn(row, name) for name in ("conversation_a", "conversation_b")],
                 _named("winner", "model_a", "model_b", "tie", "tie (bothbad)", "both_bad")(row),
                 row.get("judge"),
             )
         ],
-        more=("judge",),
+        more=("judge", "turn"),
         labelers=True,
     ),
     "arena-kaggle": Shape(

@@ -17,12 +17,12 @@ import numpy as np
 from private_rlhf.core.errors import UserError, one_line, printable
 from private_rlhf.data.curate import OpenedSource
 from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.formats import FIRST_ROWS
+from private_rlhf.data.formats import FIRST_ROWS, MarkedSource
 from private_rlhf.data.layout import LABELER
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import NestedTooDeeply, open_source
 from private_rlhf.privacy.guarantee import dropped_text
-from private_rlhf.privacy.records import Text, encode_text, is_blank, record_id
+from private_rlhf.privacy.records import Text, encode_text, is_blank, message_text, record_id
 
 HEAD_ROWS = 1000
 SHORT = 5
@@ -174,9 +174,12 @@ def _first(opened: OpenedSource, most: int | None, names: dict[str, None]) -> It
 
     for part in opened.parts:
         rows = noted(islice(part.rows(opened.layout.wanted), left))
-        for pair in opened.layout.judged_rows(rows, f"{part.name}, {part.unit}"):
-            yield pair
-            left = None if left is None else max(0, left - 1)
+        try:
+            for pair in opened.layout.judged_rows(rows, f"{part.name}, {part.unit}"):
+                yield pair
+                left = None if left is None else max(0, left - 1)
+        except MarkedSource as fault:
+            raise opened.layout.marked(opened.parts, fault) from None
 
 
 def _reason(prompt: Text, responses: Sequence[Text], sign: int, options: Options) -> str | None:
@@ -219,7 +222,7 @@ def _marked(ids: Sequence[int], tokenizer: Any) -> str:
 
 
 def _plain(text: Text) -> str:
-    return text if isinstance(text, str) else "\n".join(message["content"] for message in text)
+    return text if isinstance(text, str) else "\n".join(map(message_text, text))
 
 
 def _turns(text: Text) -> int:

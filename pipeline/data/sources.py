@@ -119,10 +119,13 @@ def _open_file(path: Path) -> Part:
                 columns = tuple(table.schema_arrow.names)
                 _check_groups(path, table.metadata)
             return Part(str(path), "row", columns, partial(_parquet_rows, path), (path,))
-        if plain.endswith(".csv"):
+        if plain.endswith((".csv", ".tsv")):
             with open_lines(path) as file:
-                header = tuple(next(csv.reader(_lines(path, file)), ()))
-            return Part(str(path), "row", header, partial(_csv_rows, path, header), (path,))
+                first = next(_lines(path, file), "")
+            mark = max(",;\t", key=first.count)  # spreadsheets of many countries write semicolons
+            with open_lines(path) as file:
+                header = tuple(next(csv.reader(_lines(path, file), delimiter=mark), ()))
+            return Part(str(path), "row", header, partial(_csv_rows, path, header, mark), (path,))
         if name.endswith((".arrow", ".feather")):
             with arrow_batches(path) as (names, _):
                 return Part(str(path), "row", tuple(names), partial(_arrow_rows, path), (path,))
@@ -267,12 +270,12 @@ def two_spellings(columns: Collection[str], wanted: Sequence[str]) -> str | None
     return None
 
 
-def _csv_rows(path: Path, header: tuple[str, ...], wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+def _csv_rows(path: Path, header: tuple[str, ...], mark: str, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
     _check_once(path, header, wanted)
     number = 0
     try:
         with open_lines(path) as file:
-            reader = csv.reader(_lines(path, file), strict=True)
+            reader = csv.reader(_lines(path, file), strict=True, delimiter=mark)
             next(reader, None)
             for values in reader:
                 if not values:

@@ -19,7 +19,9 @@ from private_rlhf.core.atomic import appending, read_rows
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import Estimate
 from private_rlhf.core.world import World, barrier, device_type, join_world
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_prompts
+from private_rlhf.data.release import MESSAGE_KEYS
 from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.evaluation.judges import judged_pairs, judged_rates, make_judge, truth_judge
 from private_rlhf.evaluation.rates import NOT_AT_EQUAL_LENGTH
@@ -202,7 +204,7 @@ def load_prompts(source: str) -> list[Prompt]:
         from private_rlhf.embedded.task import load_prompts as load_embedded
 
         return list(load_embedded("eval"))
-    prompts: list[Prompt] = list(read_prompts(source))
+    prompts: list[Prompt] = list(read_prompts(source, None, Options(message_keys=tuple(MESSAGE_KEYS))))
     if not prompts:
         raise UserError(f"--prompts must hold prompts, got {source}: give a file with a `prompt` column")
     return prompts

@@ -10,7 +10,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from private_rlhf.privacy.prf import frame
 
@@ -21,15 +21,13 @@ HEADER_BYTES = 8 + 3 * 8
 PREFIX_BITS = 12  # of a record id, the most by which rows are divided into buckets or shards
 _ABSENT = frame(b"-")
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""role, content: texts; further keys are JSON values."""
 Text = str | list[Message]
 
 
 class RawPair(NamedTuple):
-    """One row as read: the *true* preference. Lives in the privatise stage (and where labels are declared public) only.
-
-    Each text is a string or a list of {"role", "content"} messages. `row` is the row's number in its file, from 1.
-    """
+    """One row as read, number `row` (from 1): the *true* preference, for the privatise stage and public labels only."""
 
     prompt: Text
     chosen: Text
@@ -54,13 +52,28 @@ def encode_text(text: Text) -> bytes:
     """
     if isinstance(text, str):
         return text.encode()
-    turns = [[message["role"], message["content"]] for message in text]
-    return json.dumps(turns, ensure_ascii=False, separators=(",", ":")).encode()
+    turns = [[turn["role"], turn["content"], *filter(None, [further_keys(turn)])] for turn in text]
+    return to_json(turns).encode()
 
 
-def decode_messages(data: bytes) -> list[Message]:
+def decode_messages(data: bytes | str) -> list[Message]:
     """The inverse of `encode_text` for messages."""
-    return [{"role": role, "content": content} for role, content in json.loads(data)]
+    return [{"role": role, "content": content, **dict(*further)} for role, content, *further in json.loads(data)]
+
+
+def to_json(value: Any) -> str:
+    """The canonical JSON of a value; keys of objects stay in their order."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def further_keys(message: Message) -> dict[str, Any]:
+    """The keys of a message beside its role and content, such as tool calls."""
+    return {key: message[key] for key in sorted(message.keys() - {"role", "content"})} if len(message) > 2 else {}
+
+
+def message_text(message: Message) -> str:
+    """The content of a message, then the canonical JSON of its further keys."""
+    return "\n".join([message["content"], *map(to_json, filter(None, [further_keys(message)]))])
 
 
 def text_kind(text: Text) -> bytes:
@@ -72,7 +85,7 @@ def is_blank(text: Text) -> bool:
     """No characters besides white space; for messages, in none of them."""
     if isinstance(text, str):
         return not text or text.isspace()
-    return all(is_blank(message["content"]) for message in text)
+    return not any(further_keys(message) for message in text) and all(is_blank(turn["content"]) for turn in text)
 
 
 def canonical_record(prompt: Text, chosen: Text, rejected: Text) -> PreferenceRecord | None:

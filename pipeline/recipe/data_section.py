@@ -19,7 +19,8 @@ BUILT_IN = {
     "evaluation_prompts": ("embedded", "evaluation"),
 }
 """Data key -> what it may name besides files. All of it is public, or post-processing of the released labels."""
-_TEXTS = (".jsonl", ".ndjson", ".json", ".csv")
+MessageKey = Literal["tool_calls", "tools", "reasoning_content", "thinking", "name"]
+_TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 SUFFIXES = (*(text + end for text in _TEXTS for end in ("", ".gz", ".zst")), ".parquet", ".arrow", ".feather")
 """Of files with rows."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -87,8 +88,11 @@ class DataConfig:
     """Of a ranking of more than two responses: one pair that its texts draw (null too), or all, whose labels are one
     person's and add up."""
     special_tokens: Annotated[Literal["error", "keep"] | None, IF_SET] = None
-    """Preferences whose texts hold special tokens or marks of chat templates: an error (null too), or kept as they are.
-    In an answer they are plain text to the model and end no turn."""
+    """Texts of any source that hold special tokens or marks of chat templates: an error (null too), or kept as they
+    are. They are plain text to the model and end no turn."""
+    message_keys: Annotated[tuple[MessageKey, ...] | None, IF_SET] = None
+    """Keys of messages that are read: `tool_calls`, `tools` (also a column), `reasoning_content`, `thinking`, `name`.
+    Each must change what the model's chat template renders. null: texts with such keys are refused."""
     label_seed: int = 0
     """Seed of the Bradley–Terry labels of the embedded task."""
 

@@ -14,7 +14,10 @@ from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, on_cpu
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.data.inputs import make_renderer
+from private_rlhf.data.source_summary import HEAD_ROWS
 from private_rlhf.evaluation.truths import HUMAN, load_truth
 from private_rlhf.lm.model_folders import (
     check_checkpoint,
@@ -24,7 +27,7 @@ from private_rlhf.lm.model_folders import (
     check_positions,
     check_weights,
 )
-from private_rlhf.recipe import ON_TRL, DataConfig, JudgeSettings, PpoConfig, Recipe, RewardConfig
+from private_rlhf.recipe import ON_TRL, DataConfig, JudgeSettings, ModelConfig, PpoConfig, Recipe, RewardConfig
 
 FIRST_ROWS = 100
 POSITIONS = {"smollm2": 8192, "tiny": 512}
@@ -142,7 +145,19 @@ def check_first_rows(data: DataConfig, keys: Iterable[str]) -> None:
     for key in keys:
         if not data.built_in(key):
             read = read_demonstrations if key == "demonstrations" else read_prompts
-            deque(islice(read(getattr(data, key)), FIRST_ROWS), maxlen=0)
+            deque(islice(read(getattr(data, key), None, Options.of(data)), FIRST_ROWS), maxlen=0)
+
+
+def check_message_keys(model: ModelConfig, source: Any) -> None:
+    """The chat template renders the keys of messages in the first rows of a `RawSource`, before their labels cost
+    anything. Where the model is on the hub, or transformers is not installed, training checks it."""
+    if importlib.util.find_spec("transformers") and (
+        model.source in POSITIONS or Path(model.source).expanduser().is_dir()
+    ):
+        from private_rlhf.lm.base_models import base_checkpoint
+        from private_rlhf.lm.models import load_tokenizer
+
+        source.summaries(make_renderer(model, load_tokenizer(base_checkpoint(model))), HEAD_ROWS)
 
 
 def check_trainer_args(name: str, settings: Any, recipe: Recipe, world: World) -> None:

@@ -27,6 +27,7 @@ from private_rlhf.stages.checks import (
     check_bits,
     check_first_rows,
     check_judge,
+    check_message_keys,
     check_model_folder,
     check_policy,
     check_reward_verdict,
@@ -125,7 +126,10 @@ class Privatize(Stage):
         return {source: folder_digest(Path(source).expanduser())} if names_bundle(source) else {}
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
-        self._raw_source(recipe, run).check_input(recipe.evaluation_labels)
+        source = self._raw_source(recipe, run)
+        source.check_input(recipe.evaluation_labels)
+        if recipe.data.message_keys and source.in_files:
+            check_message_keys(recipe.model, source)
 
     def changed(self, recipe: Recipe, run: RunDir) -> str | None:
         """Compares a keyed digest of the raw input, which lies beside the key and never in the run directory."""

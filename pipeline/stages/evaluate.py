@@ -22,6 +22,7 @@ from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise, is_public
 from private_rlhf.core.stats import Estimate
 from private_rlhf.data import inputs
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
 from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, once
@@ -72,7 +73,7 @@ def run(context: StageContext) -> dict[str, Any]:
     truth = None if name is None else reward_function(name)
 
     # --- answers of both policies, and the Gibbs policy of the same r̂ -------------------------------------------------
-    everything = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run_dir.released)
+    everything = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run_dir.released, Options.of(recipe.data))
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     process, processes = accelerator.process_index, accelerator.num_processes
     mine = list(enumerate(fitting[: settings.num_prompts]))[process::processes]

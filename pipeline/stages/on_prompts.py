@@ -13,6 +13,7 @@ from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.core.world import World
 from private_rlhf.data import inputs
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, text_count
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
@@ -38,7 +39,7 @@ def fitting_prompts(
 ) -> tuple[list[Prompt], Any]:
     """The training prompts within the limit of every renderer, and the count of all for the manifest."""
     recipe = context.recipe
-    everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
+    everything = inputs.training_prompts(recipe.data.prompts, context.run.released, Options.of(recipe.data))
     prompts = list(everything)
     for each in (renderer, *others):
         prompts = [prompts[i] for i in keep_fitting(prompts, each, recipe.model.too_long)]

@@ -29,6 +29,7 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.world import World
 from private_rlhf.data import inputs
 from private_rlhf.data.answer_bundle import write_answers
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.publish import publish
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting
 from private_rlhf.labelling.labellers import Labeller
@@ -167,9 +168,9 @@ def fitting_prompts(
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Training and evaluation prompts that are within their limit, at most so many as asked for, evenly spaced."""
     data, released, too_long = context.recipe.data, context.run.released, context.recipe.model.too_long
-    train = inputs.training_prompts(data.prompts, released)
+    train = inputs.training_prompts(data.prompts, released, Options.of(data))
     train = evenly_spaced([train[i] for i in keep_fitting(train, renderer, too_long)], settings.max_prompts)
-    test = inputs.evaluation_prompts(data.evaluation_prompts, released)
+    test = inputs.evaluation_prompts(data.evaluation_prompts, released, Options.of(data))
     most = settings.evaluation_questions
     return train, evenly_spaced([test[i] for i in keep_fitting(test, renderer, too_long)], most)
 

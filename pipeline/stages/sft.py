@@ -15,6 +15,7 @@ from peft import PeftModel
 from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import Demonstration
 from private_rlhf.data.render import Renderer, left_out, text_count
 from private_rlhf.lm import hf_trainer
@@ -44,8 +45,9 @@ def run(context: StageContext) -> dict[str, Any]:
     check_tokens(tokenizer, config, recipe.model.source)
     renderer = inputs.make_renderer(recipe.model, tokenizer)
     inputs.check_lengths(recipe.data, context.run.released, renderer, recipe.model.too_long)
+    released, options = context.run.released, Options.of(recipe.data)
     demonstrations, dropped = inputs.keep_demonstrations(
-        recipe.data.demonstrations, context.run.released, renderer, recipe.model.too_long
+        recipe.data.demonstrations, released, renderer, recipe.model.too_long, options
     )
     check_rows(len(demonstrations), "sft", settings.batch_size)
     dataset = tokenized(demonstrations, renderer)

@@ -14,7 +14,7 @@ from private_rlhf.core.atomic import json_text
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
-from private_rlhf.data.release import MESSAGES_TYPE, read_release
+from private_rlhf.data.release import messages_type, read_release
 from private_rlhf.privacy.keys import PrivacyKey
 from private_rlhf.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.records import RawPair, Text
@@ -229,7 +229,7 @@ def test_odd_shards_are_refused(tmp_path: Path, kind: str) -> None:
 def test_nulls_inside_messages_are_refused(tmp_path: Path) -> None:
     release(tmp_path / "out", pairs(5, conversational=True))
     read_release(tmp_path / "out").check_rows()
-    odd = pa.array([[{"role": "user", "content": None}]] * 5, MESSAGES_TYPE)
+    odd = pa.array([[{"role": "user", "content": None}]] * 5, messages_type(()))
     _rewrite(tmp_path / "out", lambda table: table.set_column(0, "prompt", odd))
     with pytest.raises(UserError, match="holds a null"):
         list(read_release(tmp_path / "out"))

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.chunks import cut, read_chunk
 from private_rlhf.data.conversation import MARKS, holds_marks
 from private_rlhf.data.declared_columns import Options, parse_labels
+from private_rlhf.data.formats import read_demonstrations, read_prompts
 from private_rlhf.data.layout import find_layout, read_preferences
 from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.sources import open_source
@@ -63,6 +66,12 @@ SUMMARY = {
 }
 TLDR = "SUBREDDIT: tea\n\nTITLE: Tea\n\nPOST: Tea is warm.\n\nTL;DR:"
 ROUND = [*assistant(A), *user("And then?"), *assistant("Cold.")]
+MT_BENCH = {
+    "winner": "model_a",
+    "judge": "expert_1",
+    "conversation_a": [*talk(A), *user("1"), *assistant("x")],
+    "conversation_b": [*talk(B), *user("1"), *assistant("y")],
+}
 ORDERED = {"prompt": Q, "responses": [B, A]}
 
 READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred, other), options
@@ -183,6 +192,70 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         TALK,
         {},
     ),
+    "Capybara": ({"source": "x", "conversation": [{"input": Q, "output": A}], "prompt": Q, **both(talk)}, TALK, {}),
+    "Orca pairs of distilabel": (
+        {"system": "s", "input": Q, **PAIR, "generations": [A, B], "status": "tie"},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "system column beside messages": (
+        {"system": "s", **both(talk)},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "question beside answers as messages": ({"question": Q, **both(assistant)}, TALK, {}),
+    "Tulu 3": ({"id": "1", "prompt": Q, **both(talk), "chosen_rating": 5, "rejected_model": "b"}, TALK, {}),
+    "HelpSteer3 with each judge": (
+        {"context": user(Q), "response1": B, "response2": A, "overall_preference": 3}
+        | {"individual_preference": [{"score": 3, "reasoning": "x"}], "domain": "general"},
+        TALK,
+        {},
+    ),
+    "Arena of 140,000, parts with images": (
+        {f"conversation_{name}": talk([{"type": "text", "text": a, "image": None}]) for name, a in (("a", B), ("b", A))}
+        | {"winner": "model_b", "evaluation_order": 1, "timestamp": "x"},
+        TALK,
+        {},
+    ),
+    "MT-bench, first turn": (MT_BENCH | {"turn": 1}, TALK, {}),
+    "MT-bench, second turn": (
+        MT_BENCH | {"turn": 2},
+        (user(Q), [*assistant(A), *user("1"), *assistant("x")], [*assistant(B), *user("1"), *assistant("y")]),
+        {},
+    ),
+    "Argilla 2 records": (
+        {
+            "fields": {"prompt": Q, "r1": B, "r2": A},
+            "responses": {"better": [{"value": "r2", "user_id": "u"}]},
+            "status": "completed",
+            "suggestions": {},
+        },
+        TEXTS,
+        {},
+    ),
+    "SHP with all its scores": (
+        {"history": Q, "human_ref_A": A, "human_ref_B": B, "labels": 1, "score_A": 9, "score_B": 1, "score_ratio": 9.0},
+        TEXTS,
+        {},
+    ),
+    "PKU of the first version": (PKU | {"is_response_0_safe": True}, TEXTS, {"format": "pku-better"}),
+    "rm-static": (
+        {"prompt": human("").strip(" "), "response": f" {A}", "chosen": f" {A}", "rejected": f" {B}"},
+        TALK,
+        {},
+    ),
+    "OpenHermes preferences": (
+        {"prompt": Q, "candidates_completions": [A, B], "ranks": [1, 2], "chosen_policy": "m", **both(talk)},
+        TALK,
+        {},
+    ),
+    "one message as JSON": ({"prompt": Q, **both(lambda a: json.dumps(assistant(a)[0]))}, TALK, {}),
+    "an object with messages as JSON": (both(lambda a: json.dumps({"messages": talk(a)})), TALK, {}),
+    "developer role": (
+        both(lambda a: [{"role": "developer", "content": "s"}, *talk(a)]),
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
     "a list of one rejected": ({"prompt": Q, "chosen": A, "rejected": [B]}, TEXTS, {}),
 }
 REFUSED: dict[str, tuple[Row, str, Row]] = {
@@ -300,8 +373,12 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {},
     ),
     "OpenAI with tools": (
-        {"input": {"messages": user(Q), "tools": [1]}, "preferred_output": 1, "non_preferred_output": 1},
-        "holds 'tools'",
+        {
+            "input": {"messages": user(Q), "tools": [{"name": "f"}]},
+            "preferred_output": assistant(A),
+            "non_preferred_output": assistant(B),
+        },
+        "holds a message with 'tools', which is not read",
         {},
     ),
     "choice out of range": (ORDERED | {"choice": 2}, "a choice that is not the index of one of its responses", {}),
@@ -313,6 +390,48 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "two judgements": (ORDERED | {"scores": [0, 1], "choice": 1}, "needs one of 'scores', 'ranks' and 'choice'", {}),
     "Argilla, a name missing": (argilla([{"value": "r2", "rank": 1}]), "two responses with a judgement of each", {}),
     "Argilla, only drafts": (argilla(None), "holds no judgement that was given", {}),
+    "red-team transcripts": ({"transcript": human(A), "rating": 4.0}, "lacks one of 'chosen'/'rejected'", {}),
+    "OASST messages": ({"message_id": "1", "text": Q, "role": "prompter"}, "lacks one of 'chosen'/'rejected'", {}),
+    "UltraInteract": ({"trajectory": [{"from": "user", "value": Q}], **PAIR}, "share no prompt", {}),
+    "HelpSteer3 edits": ({"context": user(Q), "original_response": B, "edited_response": A}, "by --format", {}),
+    "BeaverTails": ({"prompt": Q, "response": A, "is_safe": True}, "lacks one of 'chosen'/'rejected'", {}),
+    "PRISM": ({"user_prompt": Q, "model_response": A, "if_chosen": True}, "the nearest is 'if_chosen'", {}),
+    "Scale": ({"params": {"prompt": Q}, "response": {"preference": "1"}}, "lacks one of 'chosen'/'rejected'", {}),
+    "Prodigy": ({"text": Q, "options": [], "accept": ["a"]}, "lacks one of 'chosen'/'rejected'", {}),
+    "doccano": ({"text": Q, "label": [A]}, "lacks one of 'chosen'/'rejected'", {}),
+    "Vicuna pairs": ({"question": Q, "answer_a": A, "answer_b": B, "winner": "A"}, "read by --label-column", {}),
+    "AlpacaFarm": ({"instruction": Q, "output_1": A, "output_2": B, "preference": 2}, "read by --label-column", {}),
+    "paired Stack Exchange": ({"question": Q, "response_j": A, "response_k": B}, "lacks one of 'chosen'", {}),
+    "chosen_response": ({"prompt": Q, "chosen_response": A, "rejected_response": B}, "the nearest is 'rejected_r", {}),
+    "two system messages": (
+        {"system": "t", **both(lambda a: [{"role": "system", "content": "s"}, *talk(a)])},
+        "holds two different system messages",
+        {},
+    ),
+    "system column of a shape": (
+        {"system": "s", "prompt": Q, "response_1": B, "response_2": A, "preference_strength": 2},
+        "has the column 'system', which belongs to the prompt and is not read",
+        {},
+    ),
+    "MT-bench, no such turn": (MT_BENCH | {"turn": 3}, "judges a turn that a conversation does not have", {}),
+    "Alpaca template": (
+        {"prompt": f"### Instruction:\n{Q}\n\n### Response:\n", **PAIR},
+        "holds a special token or a mark of a chat",
+        {},
+    ),
+    "end of sequence": ({"prompt": Q, "chosen": f"{A}</s>", "rejected": f"{B}</s>"}, "(2 of 2 rows do)", {}),
+    "DeepSeek's end": ({"prompt": Q, "chosen": f"{A}<｜end▁of▁sentence｜>", "rejected": B}, "(2 of 2 rows do)", {}),
+    "transcript as prompt, single line ends": (
+        {"prompt": f"Human: {Q}\nAssistant:", **PAIR},
+        "begins like a transcript, in a form that is not",
+        {},
+    ),
+    "numpy's lists as text": (
+        both(lambda a: "[" + "\n ".join(map(repr, talk(a))) + "]"),
+        "that is not exactly JSON or Python",
+        {},
+    ),
+    "prompt not a text": ({"prompt": 7, **PAIR}, "column 'prompt' is neither text nor a list of messages", {}),
     "unknown format": ({"prompt": Q, **PAIR}, "--format must be one of helpsteer2, ", {"format": "x"}),
 }
 
@@ -367,6 +486,64 @@ def test_kinds_of_csv(tmp_path: Path) -> None:
     """A table of texts: what was written as Python stays exact, and pandas' index column is not read."""
     rows = [{"": str(i), **both(lambda a: repr(talk(a))), "prompt": Q} for i in range(3)]
     assert [pair[:3] for pair in read_preferences(write_csv(tmp_path, rows))] == [TALK] * 3
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "train.csv"), ("\t", "train.csv"), ("\t", "train.tsv")])
+def test_spreadsheets_write_other_marks(tmp_path: Path, mark: str, name: str) -> None:
+    """A byte order mark, semicolons or tabs, and line breaks inside of fields."""
+    path = tmp_path / name
+    answer = f"{A}, {A}\n{A}; {A}"
+    lines = ["prompt{0}chosen{0}rejected", f'"{Q}"{{0}}"{answer}"{{0}}"{B}"']
+    path.write_text("\r\n".join(lines).format(mark) + "\r\n", encoding="utf-8-sig", newline="")
+    assert [pair[:3] for pair in read_preferences(path)] == [(Q, answer, B)]
+    path.write_bytes(path.read_bytes().replace(b"warm", "w\u00e4rm".encode("cp1252")))
+    with pytest.raises(UserError, match=r"line 2: is not UTF-8 text; convert the file to UTF-8"):
+        list(read_preferences(path))
+
+
+def test_columns_of_arrow_of_other_types(tmp_path: Path) -> None:
+    columns = {
+        "prompt": pa.array([Q] * 3, pa.large_string()),
+        "chosen": pa.array([A] * 3).dictionary_encode(),
+        "rejected": pa.array([B] * 3, pa.string_view()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    assert [pair[:3] for pair in read_preferences(tmp_path)] == [TEXTS] * 3
+    one = {"prompt": [user(Q)[0]] * 3, "chosen": [assistant(A)[0]] * 3, "rejected": [assistant(B)[0]] * 3}
+    pq.write_table(pa.table(one), tmp_path / "train.parquet")
+    assert [pair[:3] for pair in read_preferences(tmp_path)] == [TALK] * 3
+
+
+@pytest.mark.parametrize("column", ["system", "history", "images"])
+@pytest.mark.parametrize("first", [0, 300])
+def test_a_column_of_the_prompt_is_found_in_any_row(tmp_path: Path, column: str, first: int) -> None:
+    """It comes first in a later row, where whole columns are read too."""
+    rows: list[Row] = [{"prompt": f"{Q} {i}", **PAIR} for i in range(301)]
+    rows[-1][column] = "s"
+    for place in range(first):
+        rows[place][column] = None
+    if column == "system" and first:
+        assert read(tmp_path, rows, {})[-1][0] == [{"role": "system", "content": "s"}, *user(f"{Q} 300")]
+        return
+    path = write_jsonl(tmp_path, rows)
+    (part,) = open_source(path)
+    layout = find_layout(str(path), [part], Options())
+    (chunk,) = cut(part, layout.wanted)
+    with pytest.raises(UserError, match=f"line 301: has the column '{column}', which belongs to the prompt"):
+        list(read_chunk(chunk, layout))
+
+
+def test_special_tokens_are_counted_in_demonstrations_and_prompts(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{Q} {i}", "response": f"{A}<|im_end|>" if i % 100 == 99 else A} for i in range(500)]
+    path = write_jsonl(tmp_path, rows)
+    with pytest.raises(UserError, match=r"line 100: holds a special token.*\(5 of 500 rows do\)"):
+        next(row for row in read_demonstrations(path) if row.prompt == f"{Q} 99")
+    keep = Options(special_tokens="keep")
+    assert len(list(read_demonstrations(path, None, keep))) == 500
+    path = write_jsonl(tmp_path, [{"prompt": user(row["response"])} for row in rows])
+    with pytest.raises(UserError, match=r"line 100: holds a special token.*\(5 of 500 rows do\)"):
+        list(read_prompts(path))
+    assert len(list(read_prompts(path, None, keep))) == 2
 
 
 def test_a_pair_of_a_ranking_is_drawn_by_its_texts(tmp_path: Path) -> None:
