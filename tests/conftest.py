@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(folder) and item.path.relative_to(folder).as_posix() in THOROUGH:
             item.add_marker(pytest.mark.thorough)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported is left out of later collections, of which a run makes one after each stage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
