@@ -7,6 +7,7 @@ import os
 import random
 import secrets
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def _the_same_secrets_in_every_run() -> Iterator[None]:
         patch.setattr(secrets, "token_bytes", lambda size=32: SECRETS.randbytes(size))
         patch.setattr(secrets, "randbits", SECRETS.getrandbits)
         patch.setattr(secrets, "SystemRandom", lambda: SECRETS)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _source_files_are_read_once() -> Iterator[None]:
+    """They do not change meanwhile, and the runner reads them four times for each stage."""
+    from private_rlhf import runner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "source_files", cache(runner.source_files))
         yield
 
 

@@ -92,6 +92,7 @@ def test_a_sound_release_of_real_labels_is_not_accused(tmp_path: Path, capsys: C
     assert "extra columns" in {row["attack"] for row in rows if row["verdict"] == "leak"}
 
 
+@pytest.mark.thorough
 def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsys: Capture) -> None:
     """The replay is of this program, which is sound (1 in 1,000 fails); the ids of the given release are not."""
     folder, remembered = sound(world, tmp_path / "bundle"), set(user_folder().rglob("*"))
