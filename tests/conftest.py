@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported is left out of later collections, of which a run makes one after each stage."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _a_user_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What belongs to the user and no project: no test meets what another run, or the user, left there."""
@@ -81,6 +89,16 @@ def _the_same_secrets_in_every_run() -> Iterator[None]:
         patch.setattr(secrets, "token_bytes", lambda size=32: SECRETS.randbytes(size))
         patch.setattr(secrets, "randbits", SECRETS.getrandbits)
         patch.setattr(secrets, "SystemRandom", lambda: SECRETS)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _source_files_are_read_once() -> Iterator[None]:
+    """They do not change meanwhile, and the runner reads them four times for each stage."""
+    from private_rlhf import runner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "source_files", cache(runner.source_files))
         yield
 
 

@@ -7,7 +7,6 @@ import shlex
 
 import pytest
 from private_rlhf.cli import main
-from private_rlhf.commands.account import IN_THE_LAB
 from private_rlhf.privacy.person import epsilon_each, person_epsilon
 
 Capture = pytest.CaptureFixture[str]
@@ -22,26 +21,6 @@ def test_every_kind_prints_its_guarantee(command: str, epsilon: float, capsys: C
     printed = json.loads(capsys.readouterr().out)
     assert list(printed)[:4] == ["epsilon", "delta", "statement", "assumptions"]
     assert (printed["epsilon"], printed["delta"], len(printed["assumptions"])) == (epsilon, 0.0, 3)
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("randomized-response --epsilon -1 --labels-per-person 1", "--epsilon must be a finite number above 0"),
-        ("randomized-response --epsilon 1 --labels-per-person 0", "--labels-per-person must be a whole number"),
-        ("person --budget 0 --questions 3", "--budget must be a finite number above 0"),
-        ("person --budget 1 --questions 0 --json", "--questions must be a whole number of at least 1"),
-        ("person --budget 1 --questions 2 --target-delta 1", "--target-delta must lie in (0, 1)"),
-        ("nonsense", "nonsense"),
-        *((f"{kind} --epsilon 1 --help", f"run private-rlhf-lab account {kind} …") for kind in IN_THE_LAB),
-    ],
-)
-def test_refusals_take_one_line_and_exit_code_2(command: str, message: str, capsys: Capture) -> None:
-    assert main(["account", *shlex.split(command)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert message in captured.err
 
 
 def test_person_marks_the_best_number_of_answers(capsys: Capture) -> None:

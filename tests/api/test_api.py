@@ -125,6 +125,7 @@ def test_gibbs_weights_are_numbers() -> None:
     assert gibbs_weights(np.zeros(4), 1.0).tolist() == [0.25] * 4
 
 
+@pytest.mark.thorough
 def test_the_page_runs_from_a_wheel_beside_files_of_the_same_names(tmp_path: Path) -> None:
     """The folder has its own `pipeline.py` and `reward_models.py`. Fresh noise: a false alarm in < 1e-6 of runs."""
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -147,6 +148,7 @@ def test_the_page_runs_from_a_wheel_beside_files_of_the_same_names(tmp_path: Pat
     assert text.splitlines()[-1].startswith(str(tmp_path / "packages"))
 
 
+@pytest.mark.thorough
 def test_the_private_loss_in_a_trainer_of_trl(tmp_path: Path) -> None:
     """The held-out accuracy is that of the best reward, .9, within five standard errors: of fresh noise, so a false
     alarm has probability < 1e-5.

@@ -92,6 +92,7 @@ def test_a_sound_release_of_real_labels_is_not_accused(tmp_path: Path, capsys: C
     assert "extra columns" in {row["attack"] for row in rows if row["verdict"] == "leak"}
 
 
+@pytest.mark.thorough
 def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsys: Capture) -> None:
     """The replay is of this program, which is sound (1 in 1,000 fails); the ids of the given release are not."""
     folder, remembered = sound(world, tmp_path / "bundle"), set(user_folder().rglob("*"))
@@ -102,30 +103,3 @@ def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsy
     leaky = id_of_joined_texts(world, tmp_path / "leaky")
     assert main(["attack", str(leaky), "--canaries", "100"]) == 1
     assert "LEAK in the release itself" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nowhere"], "nowhere: no such folder"),
-        (["BUNDLE", "--canaries", "0"], "--canaries 0: give at least 1"),
-        (["BUNDLE", "--canaries", "100000"], "got 100000: ask for fewer"),
-        (["BUNDLE", "--truth", "missing.jsonl"], "missing.jsonl: no such file of canaries"),
-        (["BUNDLE", "--raw", "x.jsonl", "--key", "k"], "--raw or canaries"),
-        (["BUNDLE", "--plant", "p.jsonl"], "pass --key FILE or --truth FILE"),
-        (["BUNDLE", "--plant", "p.jsonl", "--raw", "x"], "not --raw"),
-        (["EMPTY"], "holds no preference data"),
-        (["BUNDLE", "--truth", "OTHER"], "holds none of the judged events"),
-    ],
-)
-def test_wrong_use_ends_with_two_and_one_line(
-    tmp_path: Path, world: World, capsys: Capture, arguments: list[str], said: str
-) -> None:
-    other = tmp_path / "other.jsonl"
-    write_truth(other, make_world(3, seed=99).truth())
-    (tmp_path / "empty").mkdir()
-    places = {"BUNDLE": sound(world, tmp_path / "bundle"), "EMPTY": tmp_path / "empty", "OTHER": other}
-    assert main(["attack", *(str(places.get(word, word)) for word in arguments)]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert len(err.splitlines()) == 1

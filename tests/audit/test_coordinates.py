@@ -39,6 +39,7 @@ def test_a_sound_bundle_is_below_its_claim(tmp_path: Path, attack: Attack) -> No
     assert outcome.epsilon_low <= 0.5
 
 
+@pytest.mark.thorough
 def test_the_bound_is_above_the_claim_where_a_guess_is_accused(tmp_path: Path) -> None:
     world = make_world(1000, seed=23)
     outcome = run_attacks([column_of_own_label(world, tmp_path / "bundle")], world.truth())
@@ -74,6 +75,7 @@ def test_without_scikit_learn_one_line_says_what_was_not_tried(
     assert outcome.untried in render(outcome).splitlines()
 
 
+@pytest.mark.thorough
 def test_each_part_has_its_power(tmp_path: Path) -> None:
     """Twenty events are too few for any leak; the text says so instead of passing them."""
     world = make_world(100, seed=26)

@@ -85,6 +85,7 @@ def test_no_attack_beats_alpha_on_a_small_set(tmp_path: Path) -> None:
     judge(tmp_path, 1500)
 
 
+@pytest.mark.thorough
 def test_no_attack_on_the_labels_beats_alpha(tmp_path: Path) -> None:
     """20,000 canaries, the attacks on the released labels; 1 sound run in 1,000 would fail."""
     judge(tmp_path, 20_000, (private_label, column_order, several_releases))

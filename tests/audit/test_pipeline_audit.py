@@ -31,7 +31,7 @@ def planted(folder: Path, count: int) -> tuple[Path, Path]:
 def attacked(workspace: Workspace, folder: Path, count: int, *arguments: str) -> Outcome:
     data, key = planted(folder, count)
     run = folder / "run"
-    workspace.run(run, *arguments, f"data.preferences={data}", f"privatize.key_file={key}", *OWN)
+    workspace.run_here(run, *arguments, f"data.preferences={data}", f"privatize.key_file={key}", *OWN)
     return run_attacks([run], read_truth(folder / "truth.jsonl"))
 
 

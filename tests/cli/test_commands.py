@@ -66,26 +66,6 @@ def test_privatize_gives_the_same_bytes_again_and_for_every_format(tmp_path: Pat
     assert "choose another output folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["privatize", "--config", "r.yaml", "--epsilon", "0.5"], "privatize --config does not take --epsilon"),
-        (["privatize", "--config", "r.yaml", "--budget", "1", "--output", "x"], "does not take --output, --budget"),
-        (["privatize", "--data", "x", "data.limit=5"], "privatize without --config does not take 'data.limit=5'"),
-        (["privatize", "--data", "x", "--run-dir", "r"], "privatize without --config does not take --run-dir"),
-        (["privatize", "--data", "x", "--output", "o", "--epsilon", "1", "--key", "k", "--budget-per", "event"],
-         "--budget-per needs --budget"),
-        (["evaluate", "--config", "r.yaml", "--limit", "3"], "evaluate --config does not take --limit"),
-        (["evaluate", "--policy", "p", "seed=3"], "evaluate without --config does not take 'seed=3'"),
-    ],
-)  # fmt: skip
-def test_no_option_is_ignored(arguments: list[str], said: str, capsys: Capture) -> None:
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1
-
-
 def test_answers_have_the_form_that_training_gave_them(finished_run: Path) -> None:
     from private_rlhf.evaluation.checkpoint_comparison import renderer_of
 

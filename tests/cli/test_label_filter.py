@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from support.pipeline_runs import ROOT, clean_environment
 
 LOCAL = ROOT / "pipeline" / "privacy" / "local.py"
@@ -82,31 +81,6 @@ def test_refused_lines_give_exit_code_2(tmp_path: Path) -> None:
     assert b"SECRET" not in done.stdout + done.stderr
     assert b'label-filter: 1 lines were refused, see the "error" answers' in done.stderr
     assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [{"line", "error"}, *[{"id", "label"}] * 2]
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (("--epsilon", "nan"), "epsilon must be a finite number above 0"),
-        (("--epsilon", "inf"), "epsilon must be a finite number above 0"),
-        (("--epsilon", "0"), "epsilon must be a finite number above 0"),
-        (("--labels", "A"), "does not name two different labels"),
-        (("--id-field", "label"), "must be different"),
-        (("--store", "/dev/null"), "/dev/null: must be a store of label draws"),
-        (("--store", "/proc/nowhere/draws.db"), "/proc/nowhere/draws.db: cannot make a store here"),
-    ],
-)
-def test_a_wrong_option_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], option: tuple[str, str],
-                                    said: str) -> None:
-    from private_rlhf.cli import main
-
-    options = {"--epsilon": "1", "--store": str(tmp_path / "draws.db")} | dict([option])
-    assert main(["label-filter", *(part for pair in options.items() for part in pair)]) == 2
-    out, err = capfd.readouterr()
-    lines = [line for line in err.splitlines() if not line.startswith("new store")]
-    assert out == ""
-    assert len(lines) == 1
-    assert said in lines[0]
 
 
 def killed_between_store_and_send(store: Path) -> int:

@@ -71,23 +71,10 @@ def test_verify_gives_one_line_per_problem_and_exit_code_1(key: Path, capsys: Ca
     assert "can be reached by others" in second
 
 
-def test_show_of_a_damaged_ledger_is_one_line(key: Path, capsys: Capture) -> None:
-    path = key.with_name("label.key.state") / "ledger.json"
-    path.write_text("{")
-    assert main(["ledger", "show", "--key", str(key)]) == 2
-    assert "the ledger is damaged or cut short; restore" in capsys.readouterr().err
-
-
 def test_export(key: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["ledger", "export", "--key", str(key), "--output", str(tmp_path / "officer.json")]) == 0
     assert json.loads((tmp_path / "officer.json").read_text())["releases"][0]["source"] == "ward"
     assert (tmp_path / "officer.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_lost_key_is_named(key: Path, capsys: Capture) -> None:
-    key.unlink()
-    assert main(["ledger", "show", "--key", str(key)]) == 2
-    assert "label.key: the key is lost; restore it from a backup" in capsys.readouterr().err
 
 
 def test_a_lost_ledger_begins_again_or_comes_back(key: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -106,18 +93,3 @@ def test_a_lost_ledger_begins_again_or_comes_back(key: Path, tmp_path: Path, cap
     assert "stated by the holder" in capsys.readouterr().out
     assert main(["ledger", "init", "--key", str(key), "--i-know", "0"]) == 2
     assert "holds a ledger" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("stated", ["nan", "inf", "-1"])
-def test_a_refused_statement_begins_no_ledger(key: Path, tmp_path: Path, capsys: Capture, stated: str) -> None:
-    """An empty state would let the key pass for one that never released anything."""
-    state, backup = key.with_name("label.key.state"), tmp_path / "backup"
-    shutil.copytree(state, backup)
-    restore = ["ledger", "restore", "--key", str(key), "--from", str(backup)]
-    assert main([*restore, f"--i-know={stated}"]) == 2
-    assert not key.with_name("label.key.state.replaced-1").exists()
-    shutil.rmtree(state)
-    assert main(["ledger", "init", "--key", str(key), f"--i-know={stated}"]) == 2
-    assert not state.exists()
-    assert "--i-know" in capsys.readouterr().err
-    assert main(["ledger", "show", "--key", str(key)]) == 2

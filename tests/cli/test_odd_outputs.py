@@ -41,30 +41,6 @@ def spent() -> list[str]:
     return [f"{entry['source']} {entry['status']}" for entry in Ledger.open(load_key("own.key")).show()["releases"]]
 
 
-def test_odd_outputs_cost_nothing(release: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("real", "mount", "dir"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "link").symlink_to("real")
-    (tmp_path / "dangling").symlink_to("nowhere")
-    (tmp_path / "own.key.state").mkdir(exist_ok=True)
-    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "mount")
-    new = "must name a new folder or file"
-    said = {
-        "link": "is a link", "dangling": "is a link", "link/": "is a link", "mount": "mount point",
-        "own.key.state": "state folder", "own.key.state/x": "state folder", "dir/../own.key.state/y": "state folder",
-        ".": new, "/": new, "": new, "..": new, "dir/..": new,
-        "x" * 300: "over 200 bytes", "é" * 101: "over 200 bytes",
-        "a/" * 2100: "cannot write the release", "own.key": "is a file", "own.key/x": "cannot write the release",
-    }  # fmt: skip
-    before = sorted(path for path in tmp_path.rglob("*") if "ledger" not in path.name)
-    for output, words in said.items():
-        assert words in release(output, 2), output
-    assert spent() == []
-    assert sorted(path for path in tmp_path.rglob("*") if "ledger" not in path.name) == before
-    assert release("dir", 0) == ""  # an empty folder of one's own is fine
-    assert spent() == ["rows.jsonl released"]
-
-
 def test_a_place_that_refuses_the_rename_is_found_out_first(
     release: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,17 +75,6 @@ def test_a_linked_work_folder_is_not_followed(release: Callable[..., str], tmp_p
     assert (victim / "thesis.txt").exists()
 
 
-def test_a_folder_where_every_user_can_exchange_the_work_folder(release: Callable[..., str], tmp_path: Path) -> None:
-    """True labels would be written into whatever was put in its place; the sticky bit keeps it there."""
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    assert "every user can exchange what lies there" in release("open/out", 2)
-    assert list((tmp_path / "open").iterdir()) == []
-    assert spent() == []
-    (tmp_path / "open").chmod(0o1777)
-    release("open/out", 0)
-
-
 def test_another_user_s_work_folder_is_left_alone(
     release: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,11 +88,6 @@ def test_another_user_s_work_folder_is_left_alone(
 def test_labels_that_stay_behind_are_said(release: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "rmtree", lambda *given, **named: None)
     assert "holds true labels and could not be removed" in release("release", 1)
-
-
-@pytest.mark.parametrize("workers", ["0", "-1", "65", "100000", "1e9", "two"])
-def test_workers_are_bounded(release: Callable[..., str], workers: str) -> None:
-    assert "--workers" in release("release", 2, f"--workers={workers}")
 
 
 def test_a_lock_with_anything_else_in_it(release: Callable[..., str], tmp_path: Path) -> None:

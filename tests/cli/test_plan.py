@@ -141,22 +141,6 @@ def test_gpus_are_planned_without_one(config: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--gpus", "2"], "--gpus and --gpu-memory go together"),
-        (["--sharded"], "--sharded needs --gpus"),
-        (["--model-config", "nowhere.json"], "--model-config nowhere.json is not on this machine"),
-        (["model.source=owner/model"], "model.source owner/model is not on this machine"),
-    ],
-)
-def test_wrong_use_is_one_line(arguments: list[str], said: str, capsys: Capture) -> None:
-    code, _, err = planned(capsys, *arguments)
-    assert code == 2
-    assert said in err
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
     ("changed", "overrides", "remedy"),
     [
         ({"vocab_size": 200_000}, ["ppo.minibatch_size=64", "ppo.rollouts=64"],

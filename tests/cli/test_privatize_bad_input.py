@@ -1,12 +1,10 @@
-"""Random and damaged data for `privatize`, and odd input that it must take; other bad input is in `bad_inputs`."""
+"""Damaged data for `privatize`, and odd input that it must take; other bad input is in `bad_inputs` and `fuzz`."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,6 @@ from private_rlhf.cli import main
 SECRET = "unspeakable"  # in every text of every row: no message may repeat it
 ROWS = [{"prompt": f"{SECRET} p{i}", "chosen": f"{SECRET} c{i}", "rejected": f"{SECRET} r{i}"} for i in range(8)]
 FUZZ = settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-Refused = Callable[..., str]
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a key and good data."""
@@ -33,39 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(**changed: str) -> list[str]:
-    """`privatize` on the good data, with options changed (`no_NAME` leaves one out)."""
+    """`privatize` on the good data, with options changed."""
     options = {"data": "good.jsonl", "output": "release", "epsilon": "1", "key": "owner.key"} | changed
-    left_out = {name.removeprefix("no_") for name in options if name.startswith("no_")}
-    return ["privatize", *(f"--{name}={value}" for name, value in options.items() if name not in left_out
-                           and not name.startswith("no_"))]
-
-
-def contents(folder: Path) -> dict[str, bytes | None]:
-    """What lies in the folder, the owner's state beside the key apart."""
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*"))}
-    return {name: path.read_bytes() if path.is_file() else None for name, path in found.items()
-            if ".state" not in name}
-
-
-@pytest.fixture
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Runs what must be refused and returns its line."""
-
-    def run(*arguments: str, code: int = 2) -> str:
-        before, secret = contents(folder), (folder / "owner.key").read_text().split()[-1]
-        capsys.readouterr()
-        assert main(arguments) == code
-        out, err = capsys.readouterr()
-        lines = [line for line in err.splitlines() if line.startswith("private-rlhf: ")]
-        assert len(lines) == 1, err
-        assert len(lines[0]) < 600
-        assert "Traceback" not in err
-        assert SECRET not in out + err
-        assert secret not in out + err
-        assert contents(folder) == before
-        return lines[0]
-
-    return run
+    return ["privatize", *(f"--{name}={value}" for name, value in options.items())]
 
 
 def test_two_keys_differ_and_any_name_will_do(folder: Path) -> None:
@@ -74,14 +39,6 @@ def test_two_keys_differ_and_any_name_will_do(folder: Path) -> None:
         assert main(["keygen", f"--output={name}"]) == 0
     assert len({(folder / name).read_text() for name in [*names, "owner.key"]}) == 4
     assert main(command(key=names[0])) == 0
-
-
-@pytest.mark.parametrize("epsilon", ["1e-6", "50", "1e3", "5e-324"])
-def test_any_such_number_will_do(folder: Path, epsilon: str) -> None:
-    assert main(command(epsilon=epsilon)) == 0
-    stated = json.loads((folder / "release" / "_manifest").read_text())["guarantee"]
-    assert stated["epsilon"] == float(epsilon)
-    assert 0.5 <= stated["keep_prob"] < 1
 
 
 def test_a_file_s_own_name_is_repeated_printably(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,14 +54,6 @@ def files(rows: list[dict[str, Any]]) -> dict[str, bytes]:
     pq.write_table(pa.Table.from_pylist(rows), table)
     text = "prompt,chosen,rejected\n" + "".join(f"{row['prompt']},{row['chosen']},{row['rejected']}\n" for row in rows)
     return {"x.jsonl": lines, "x.jsonl.gz": gzip.compress(lines), "x.parquet": table.getvalue(), "x.csv": text.encode()}
-
-
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.parquet", "x.csv"])
-@FUZZ
-@given(content=st.binary(max_size=300))
-def test_random_bytes_are_refused(refused: Refused, folder: Path, name: str, content: bytes) -> None:
-    (folder / name).write_bytes(content)
-    assert name in refused(*command(data=name))
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.parquet", "x.csv"])
@@ -147,9 +96,3 @@ def test_text_of_every_kind_is_released_byte_for_byte(folder: Path, rows: list[t
     pairs = {(row["prompt"], frozenset((row["chosen"], row["rejected"]))) for row in released}
     assert pairs == {(prompt, frozenset(pair)) for prompt, *pair in rows}
     assert len(released) == len(pairs)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
-def test_a_folder_that_cannot_be_written(refused: Refused, folder: Path) -> None:
-    (folder / "closed").mkdir(mode=0o500)
-    assert "closed" in refused(*command(output="closed/release"))

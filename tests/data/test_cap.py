@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger
+from support import raw_releases
 from support.other_machines import copy_key, move_to
+from support.raw_releases import Row, shown
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-Row = dict[str, Any]
 
 
 def rows_of(**people: range) -> list[Row]:
@@ -29,14 +29,7 @@ def rows_of(**people: range) -> list[Row]:
 
 def run(rows: list[Row], output: Path, key: Path, epsilon: float = 1.0, **more: Any) -> set[str]:
     """The prompts that were released."""
-    data = output.with_suffix(".jsonl")
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    privatize_source(Request(str(data), output, epsilon, key, options=Options(labeler_column="who"), **more))
-    return {str(row.prompt) for row in read_release(output).rows}
-
-
-def shown(key: Path) -> dict[str, Any]:
-    return Ledger.open(load_key(key)).show()
+    return {str(row.prompt) for row in raw_releases.run(rows, output, key, epsilon, labeler_column="who", **more)}
 
 
 def test_a_person_s_events_stop_at_the_cap_for_good(tmp_path: Path, key: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import tracemalloc
 from pathlib import Path
@@ -11,8 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import chunks, sources
 from private_rlhf.data.chunks import cut, read_chunk
@@ -133,28 +130,6 @@ def test_rows_of_a_release_are_no_raw_data(tmp_path: Path, name: str) -> None:
         read(path)
     path.with_suffix(".jsonl").write_text(json.dumps(row | {"record_id": "17"}) + "\n")
     assert read(path.with_suffix(".jsonl")) == 1
-
-
-@given(st.binary(max_size=200), st.sampled_from(["x.jsonl", "x.csv", "x.jsonl.gz", "x.parquet"]), st.booleans())
-@settings(max_examples=150)
-def test_any_bytes_are_rows_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str, inside: bool
-) -> None:
-    """inside: as a part of good data, where that can be."""
-    path = tmp_path_factory.mktemp("fuzz") / name
-    good = "prompt,chosen,rejected\n" if name.endswith(".csv") else json.dumps(ROW) + "\n"
-    data = good.encode() + content if inside else content
-    if inside and name == "x.parquet":
-        buffer = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist([ROW]), buffer)
-        data = bytearray(buffer.getvalue())
-        for place, value in zip(content[::2], content[1::2], strict=False):
-            data[place * len(data) // 256] = value
-    path.write_bytes(gzip.compress(data) if inside and name.endswith(".gz") else data)
-    try:
-        read(path)
-    except UserError:
-        return
 
 
 def test_names_of_parquet_columns_that_are_no_text(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import random
 import unicodedata
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.ledger_file import LedgerFile
 from private_rlhf.privacy.records import fold_name
+from support import raw_releases
+from support.raw_releases import Row, shown
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-Row = dict[str, Any]
+run = partial(raw_releases.run, labeler_column="who")
 SPELLINGS = {
     "capital": str.upper,
     "space": lambda who: f" {who}\t",
@@ -40,18 +42,6 @@ def rows_of(spelling: Any = str, people: int = 3) -> list[Row]:
         {"prompt": f"p {i}", "chosen": f"yes {i}", "rejected": f"no {i}", "who": spelling(f"jos\u00e9 p{i % people}")}
         for i in range(30)
     ]
-
-
-def run(rows: list[Row], output: Path, key: Path, **more: Any) -> list[Any]:
-    data = output.with_suffix(".jsonl")
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = Options(labeler_column="who", columns=more.pop("columns", ()))
-    privatize_source(Request(str(data), output, 1.0, key, options=options, **more))
-    return list(read_release(output).rows)
-
-
-def shown(key: Path) -> dict[str, Any]:
-    return Ledger.open(load_key(key)).show()
 
 
 @pytest.mark.parametrize("columns", [(), ("who",)], ids=["fast", "row by row"])

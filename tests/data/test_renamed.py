@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import engine
-from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy import ledger_file
@@ -21,9 +19,9 @@ from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.ledger_file import LedgerFile
 from private_rlhf.privacy.records import record_id
 from private_rlhf.privacy.row_files import row_digest
+from support.raw_releases import Row, run, shown
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-Row = dict[str, Any]
 COUNT = 40
 
 
@@ -33,17 +31,6 @@ def rows_of(**more: Any) -> list[Row]:
 
 def turned(row: Row, **more: Any) -> Row:
     return {**row, "chosen": row["rejected"], "rejected": row["chosen"], **more}
-
-
-def run(rows: list[Row], output: Path, key: Path, epsilon: float = 1.0, **more: Any) -> None:
-    data = output.with_suffix(".jsonl")
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    names = {name: more.pop(name) for name in ("labeler_column", "event_column", "corrects_column") if name in more}
-    privatize_source(Request(str(data), output, epsilon, key, options=Options(**names), **more))
-
-
-def shown(key: Path) -> dict[str, Any]:
-    return Ledger.open(load_key(key)).show()
 
 
 def corrected(fixes: dict[int, str], corrects: bool) -> list[Row]:

@@ -15,8 +15,6 @@ import pyarrow as pa
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import spellings
-from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.layout import Options
 from private_rlhf.data.spellings import letter_tags
 from private_rlhf.privacy.batches import Columns, canonicalize
 from private_rlhf.privacy.events import BEFORE_LETTERS, EVENT, NOT_TAGGED, EventStore, Generation, StagedGeneration
@@ -25,9 +23,9 @@ from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import MESSAGES, TEXT, encode_text
 from private_rlhf.privacy.row_files import row_digest
+from support.raw_releases import Row, run, shown
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-Row = dict[str, Any]
 Respell = Callable[[Row], Row]
 COUNT = 40
 REFUSED = r"{count} or more labels of pairs that were released before .* come in another spelling .*--add-up-renamed"
@@ -80,18 +78,6 @@ SPELLINGS: dict[str, Respell] = {
 }
 
 
-def run(
-    rows: list[Row], output: Path, key: Path, epsilon: float = 1.0, labelers: str | None = None, **more: Any
-) -> None:
-    data = output.with_suffix(".jsonl")
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    privatize_source(Request(str(data), output, epsilon, key, options=Options(labeler_column=labelers), **more))
-
-
-def shown(key: Path) -> dict[str, Any]:
-    return Ledger.open(load_key(key)).show()
-
-
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_pairs_in_another_spelling_are_refused_or_charged_the_sum(spelling: str, tmp_path: Path, key: Path) -> None:
     """The same 400 pairs went out three times at ε = 1 while the ledger said 1."""
@@ -136,11 +122,11 @@ def test_pairs_of_one_file_that_differ_in_punctuation_are_different_pairs(tmp_pa
 
 
 def test_another_person_s_label_may_be_of_another_spelling(tmp_path: Path, key: Path) -> None:
-    run(rows_of(who="ann"), tmp_path / "v1", key, labelers="who")
-    run([SPELLINGS["capitals"](row) for row in rows_of(who="bob")], tmp_path / "v2", key, labelers="who")
+    run(rows_of(who="ann"), tmp_path / "v1", key, labeler_column="who")
+    run([SPELLINGS["capitals"](row) for row in rows_of(who="bob")], tmp_path / "v2", key, labeler_column="who")
     assert (shown(key)["epsilon_total"], shown(key)["events"]) == (1.0, 2 * COUNT)
     with pytest.raises(UserError, match=REFUSED.format(count=COUNT)):
-        run([SPELLINGS["a full stop"](row) for row in rows_of(who="ann")], tmp_path / "v3", key, labelers="who")
+        run([SPELLINGS["a full stop"](row) for row in rows_of(who="ann")], tmp_path / "v3", key, labeler_column="who")
 
 
 TEXTS = [(f"Why {i * 7919}?", f"Because it is number {i}.", f"I do not know {i * 31}!") for i in range(4000)]

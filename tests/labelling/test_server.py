@@ -345,38 +345,3 @@ def test_links_have_the_server_s_address_and_no_request_is_logged(
             finally:
                 process.terminate()
             assert process.stdout.read() == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["serve", "--store", "none"], "must be a store of a labelling page"),
-        (["serve", "--store", "none", "--budget-per-person", "3"], "needs --epsilon"),
-        (["serve", "--store", "new", "--epsilon", "0"], "above 0"),
-        (["serve", "--store", "new", "--epsilon", "1", "--budget-per-person", "0.5"], "holds no answer"),
-        (["serve", "--store", "store", "--epsilon", "2"], "was begun on the terms"),
-        (["serve", "--store", "store", "--pairs", "none"], "cannot be read"),
-        (["serve", "--store", "store", "--pairs", "/dev/zero"], "pipe or device"),
-        (["serve", "--store", "store", "--pairs", "pipe"], "pipe or device"),
-        (["serve", "--store", "store", "--url", "label.example.org"], "--url must be"),
-        (["serve", "--store", "store", "--url", "https://label.example.org/page/"], "--url must be"),
-        (["serve", "--store", "store", "--host", "0.0.0.0"], "needs --url"),
-        (["serve", "--store", "store", "--port", "PORT"], "cannot listen"),
-        (["invite", "--store", "none", "anna"], "must be a store"),
-        (["invite", "--store", "store", "an\x1bna"], "must be a name"),
-        (["remove", "--store", "store", "anna"], "nobody here"),
-        (["tasks", "none", "--output", "q"], "none: "),
-        (["tasks", "none", "--output", "q", "--fields", "a,a,b"], "three different"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    server: LabelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    arguments: list[str], said: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    given = [str(server.port) if each == "PORT" else each for each in arguments]
-    assert main(["label", *given]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1

@@ -14,10 +14,9 @@ from private_rlhf.data.release import read_release
 from private_rlhf.labelling.labellers import FileDrop
 from private_rlhf.labelling.questions import make_question, read_questions, write_answers, write_questions
 from private_rlhf.labelling.store import AnswerStore
-from private_rlhf.labelling.tasks import export_bundle, read_tasks
+from private_rlhf.labelling.tasks import export_bundle
 
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(6)]
-FIELDS = ("prompt", "answer1", "answer2")
 DATA = {"prompt": "p", "answer1": "x", "answer2": "y"}
 TASK = {"id": 7, "data": DATA, "annotations": [], "total_annotations": 0}
 
@@ -33,26 +32,6 @@ def test_label_studio_tasks_become_questions(tmp_path: Path, capsys: pytest.Capt
     assert "0.9" not in left_out
     assert "selected" not in left_out
     assert read_questions(tmp_path / "q.jsonl") == [make_question(id, "p", "x", "y") for id in ("7", "b")]
-
-
-@pytest.mark.parametrize(
-    ("tasks", "said"),
-    [
-        ([TASK, TASK | {"annotations": [{"result": [{"value": {"selected": "left"}}]}]}], "task 2: holds annotations"),
-        ([TASK | {"predictions": [{"score": 1}]}], "privatize"),
-        ([TASK | {"total_annotations": 1}], "annotations"),
-        ([TASK | {"data": {"prompt": "p"}}], "no field answer1"),
-        ([TASK | {"data": {"prompt": "p", "answer1": "x", "answer2": "x"}}], "the same"),
-        ([TASK | {"data": {"prompt": "p", "answer1": 3, "answer2": "x"}}], "task 1"),
-        ([{"data": {}}], "of the form"),
-        ([], "must be a JSON list"),
-        ({"id": 1}, "must be a JSON list"),
-    ],
-)
-def test_other_tasks_are_refused(tmp_path: Path, tasks: Any, said: str) -> None:
-    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
-    with pytest.raises(UserError, match=said):
-        read_tasks(tmp_path / "tasks.json", FIELDS)
 
 
 def answered_store(folder: Path) -> AnswerStore:

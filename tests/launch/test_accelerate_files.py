@@ -84,6 +84,7 @@ def launch(tmp_path: Path, code: str, use_cpu: str | None) -> list[str]:
     return [line for line in result.stdout.splitlines() if line.startswith("world=")]
 
 
+@pytest.mark.thorough
 def test_cpu2_starts_two_processes_that_share_sums(tmp_path: Path) -> None:
     assert launch(tmp_path, STAGE_LIKE, use_cpu="true") == ["world=2 accelerate=2 sum=2"] * 2
 

@@ -164,6 +164,7 @@ def test_a_stage_that_nobody_of_ours_launched_prints_its_line(
 LAUNCH_FOLDER = TINY.parents[1] / "launch"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", ["ddp", "single_gpu"])
 def test_a_stage_without_the_one_before_it_is_one_line_under_a_file_of_launch(
     file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

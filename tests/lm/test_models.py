@@ -231,6 +231,7 @@ def test_four_bits_without_bitsandbytes_name_the_remedy(checkpoint: Path, monkey
         load_causal_lm(checkpoint, "float32", four_bit=True)
 
 
+@pytest.mark.thorough
 def test_bitsandbytes_advertises_nothing(workspace: Workspace) -> None:
     """peft imports it wherever it is installed."""
     pytest.importorskip("bitsandbytes")

@@ -87,6 +87,7 @@ def test_a_stated_dtype_is_obeyed_and_an_emulated_one_gets_a_line_with_the_remed
             assert not said or (said.count("\n") == 1 and "model.dtype=float32" in said)
 
 
+@pytest.mark.thorough
 def test_the_resolved_dtype_is_in_the_fingerprint_the_saved_recipe_and_the_environment(
     workspace: Any, finished_run: Path
 ) -> None:

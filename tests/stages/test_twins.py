@@ -240,6 +240,7 @@ def test_the_command_names_the_leak_and_cleans_up(
     assert "is left from an earlier verify-run" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_first_try_in_an_empty_folder_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative names, and nothing there but the data: one twin must not find what the other made, such as the cache."""
     monkeypatch.chdir(tmp_path)

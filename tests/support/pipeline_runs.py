@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -10,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from private_rlhf.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "configs" / "tiny.yaml"
@@ -64,6 +68,20 @@ class Workspace:
         done = self.finish(self.command("run", *self.options(run, *arguments)))
         assert done.returncode == 0, done.stderr[-3000:]
         return done
+
+    def run_here(self, run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`run` in this process, which need not load PyTorch again; with one thread, as a process of its own has."""
+        import torch
+
+        threads, out, err = torch.get_num_threads(), io.StringIO(), io.StringIO()
+        torch.set_num_threads(1)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = main(["run", *self.options(run, *arguments)])
+        finally:
+            torch.set_num_threads(threads)
+        assert code == 0, err.getvalue()[-3000:]
+        return subprocess.CompletedProcess(["run"], code, out.getvalue(), err.getvalue())
 
     def launch(
         self, stage: str, run: Path, *overrides: str, processes: int = 2

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from cli.bad_inputs.sandbox import Row, option
+from private_rlhf.labelling.store import AnswerStore
 
 QUESTION = {"id": "q1", "prompt": "Which?", "response_a": "this", "response_b": "that"}
 
@@ -37,9 +39,18 @@ def label_rows() -> Iterator[Row]:
         "label remove: no store": ["label", "remove", "--store=nowhere", "ann"], "label remove: something else": ["label", "remove", "--store=release", "ann"],
         "label export: no store": ["label", "export", "--store=nowhere", "--out=b"], "label export: neither": ["label", "export", "--store=nowhere"],
         "label export: something else": ["label", "export", "--store=release", "--out=b"], "label export: a file": ["label", "export", "--store=good.jsonl", "--answers=a"],
+        "label serve: a budget without epsilon": ["label", "serve", "--store=s", "--budget-per-person=3"],
+        "label serve: pairs, /dev/zero": ["label", "serve", "--store=s", "--epsilon=1", "--pairs=/dev/zero"],
+        "label serve: host without url": ["label", "serve", "--store=s", "--epsilon=1", "--host=0.0.0.0"],
     }  # fmt: skip
     for name, command in wrong.items():
         yield Row(name, command)
+    begun = {
+        "serve: other terms": ["serve", "--epsilon=2"], "serve: url without https": ["serve", "--url=label.example.org"], "serve: url with a page": ["serve", "--url=https://label.example.org/page/"],
+        "invite: a name of controls": ["invite", "an\x1bna"], "remove: nobody": ["remove", "anna"],
+    }  # fmt: skip
+    for name, command in begun.items():
+        yield Row(f"label {name}", ["label", command[0], "--store=s", *command[1:]], make=lambda: AnswerStore(Path("s"), 1.0).close(), may_change=("s/",))
 
 
 def question_rows() -> Iterator[Row]:
@@ -57,6 +68,7 @@ def question_rows() -> Iterator[Row]:
         yield Row(f"label serve: pairs, {name}", command, make=lambda text=text: Path("pairs.jsonl").write_text(text))
     yield Row("label serve: pairs, not UTF-8", command, make=lambda: Path("pairs.jsonl").write_bytes(b"\xff\xfe{}"))
     yield Row("label serve: pairs, a folder", command, make=lambda: Path("pairs.jsonl").mkdir())
+    yield Row("label serve: pairs, a pipe", command, make=lambda: os.mkfifo("pairs.jsonl"))
 
 
 def task_rows() -> Iterator[Row]:
@@ -65,13 +77,14 @@ def task_rows() -> Iterator[Row]:
     files = {
         "empty": "", "no list": "{}", "an empty list": "[]", "numbers": "[1]", "no id": json.dumps([{"data": task["data"]}]), "no data": '[{"id": 1}]',
         "annotated": json.dumps([{**task, "annotations": [{"result": []}]}]), "predicted": json.dumps([{**task, "predictions": [1]}]),
-        "one answer": json.dumps([{"id": 1, "data": {"prompt": "x", "answer1": "y"}}]), "a number for text": json.dumps([{"id": 1, "data": {"prompt": 3, "answer1": "y", "answer2": "z"}}]),
+        "one answer": json.dumps([{"id": 1, "data": {"prompt": "x", "answer1": "y"}}]), "two equal answers": json.dumps([{"id": 1, "data": {"prompt": "x", "answer1": "y", "answer2": "y"}}]), "counted": json.dumps([{**task, "total_annotations": 1}]),
+        "a number for text": json.dumps([{"id": 1, "data": {"prompt": 3, "answer1": "y", "answer2": "z"}}]),
         "the same id twice": json.dumps([task, task]), "deep": "[" * 100_000,
     }  # fmt: skip
     for name, text in files.items():
         yield Row(f"label tasks: {name}", ["label", "tasks", "tasks.json", "--output=q.jsonl"], make=lambda text=text: Path("tasks.json").write_text(text))
     good = json.dumps([task])
-    for name, rest in {"two fields": ["--fields=prompt,answer1"], "another field": ["--fields=prompt,answer1,answer3"], "no output": []}.items():
+    for name, rest in {"two fields": ["--fields=prompt,answer1"], "another field": ["--fields=prompt,answer1,answer3"], "a field twice": ["--fields=prompt,prompt,answer1"], "no output": []}.items():
         output = [] if name == "no output" else ["--output=q.jsonl"]
         yield Row(f"label tasks: {name}", ["label", "tasks", "tasks.json", *output, *rest], make=lambda: Path("tasks.json").write_text(good))
     yield Row("label tasks: no file", ["label", "tasks", "nowhere.json", "--output=q.jsonl"])
@@ -96,3 +109,4 @@ def person_rows() -> Iterator[Row]:
     for name in given:
         for value in ("nan", "inf", "0", "-1", "x", ""):
             yield Row(f"account person --{name} {value!r}", option("account person", given, {name: value}))
+    yield Row("account person --target-delta 1", option("account person", given, {"target-delta": 1}), says="--target-delta must lie in (0, 1)")

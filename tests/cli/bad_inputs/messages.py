@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cli.bad_inputs.sandbox import RECIPE, RELEASED, ROWS, Row, lines
 from private_rlhf import cli
+from private_rlhf.commands.account import IN_THE_LAB
 
 RUN = "run --config=tiny.yaml --run-dir=r"
 OWN = f"{RUN} data.limit=null sft.batch_size=1"
@@ -89,6 +90,19 @@ MESSAGES = {
     "privatize --data=good.jsonl --output=out --epsilon=1 --key=nowhere.key": "nowhere.key: no such key file; make one with `private-rlhf keygen --output nowhere.key`",
     "privatize --epsilon=much": "--epsilon",
     "evaluate --policy=p": "evaluate without --config needs --reference, --prompts, --judge",
+    "evaluate --config=r.yaml --limit=3": "evaluate --config does not take --limit",
+    "evaluate --policy=p seed=3": "evaluate without --config does not take 'seed=3'",
+    "privatize --config=r.yaml --epsilon=0.5": "privatize --config does not take --epsilon",
+    "privatize --config=r.yaml --budget=1 --output=x": "does not take --output, --budget",
+    "privatize --data=x data.limit=5": "privatize without --config does not take 'data.limit=5'",
+    "privatize --data=x --run-dir=r": "privatize without --config does not take --run-dir",
+    "privatize --data=x --output=o --epsilon=1 --key=k --budget-per=event": "--budget-per needs --budget",
+    "ledger init --i-know=1_0": "underscore", "label-filter --epsilon=1_0 --store=s": "underscore", "label serve --store=s --port=8_0": "underscore",
+    "label-filter --epsilon=1 --store=s --labels=A": "does not name two different labels",
+    "attack nowhere": "nowhere: no such folder", "attack release --canaries=0": "--canaries 0: give at least 1",
+    "attack release --raw=x.jsonl --key=k": "either --raw or canaries", "attack release --plant=p.jsonl": "pass --key FILE or --truth FILE",
+    "attack release --plant=p.jsonl --raw=x": "not --raw", "attack release --canaries=2 --truth=missing.jsonl": "missing.jsonl: no such file of canaries",
+    **{f"account {kind} --epsilon=1 --help": f"run private-rlhf-lab account {kind} …" for kind in IN_THE_LAB},
     "evaluate --policy=nowhere --reference=b --prompts=embedded --judge=truth": "nowhere",
     "sample --policy=nowhere Hello": "nowhere",
     "keygen --output=owner.key": "is a key, which no command overwrites",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ def file_rows() -> Iterator[Row]:
             more = ["--dry-run"] if command == "run" else []
             yield Row(f"recipe, {command}: {name}", [command, "--config=bad.yaml", *more],
                       make=lambda t=text: Path("bad.yaml").write_bytes(t))
+    yield Row("recipe: a pipe", ["plan", "--config=pipe.yaml"], make=lambda: os.mkfifo("pipe.yaml"), says="is a pipe")
     yield Row("recipe: no suffix", ["print-config", "--config=tiny"], make=good.unlink, code=0)
     yield Row("recipe: a byte order mark", ["print-config", "--config=bad.yaml"], code=0,
               make=lambda: Path("bad.yaml").write_bytes(b"\xef\xbb\xbf" + good.read_bytes()))
@@ -164,7 +166,7 @@ def override_rows() -> Iterator[Row]:
         "ppo.iterations=" + "9" * 5000, "ppo=x", "ppo=[]", "a" * 100_000 + "=1", "ppo." + "a." * 1000 + "b=1", "name=\0",
         "name=\udc80", "ppo.extra_rewards=[{}]", "ppo.extra_rewards=[1]", "ppo.extra_rewards=[{callable: x}]",
         "ppo.extra_rewards=[{callable: 'a:b', path: c}]", "ppo.extra_rewards=[{callable: 'a:b', weight: 0}]",
-        "ppo.minibatch_size=3", "ppo.samples_per_prompt=3", "reward.refit_ridge=2", "reward.quantize=4bit",
+        "privatize.epsilon=1_0", "privatize.epsilon=1_0.5", "sft.max_steps=1_0", "ppo.minibatch_size=3", "ppo.samples_per_prompt=3", "reward.refit_ridge=2", "reward.quantize=4bit",
         "privatize.epsilon=0", "privatize.epsilon=-1", "data.public_labels=false", "data.signer=me",
         "evaluation_labels=laplace", "privatize.budget_per=person", "privatize.max_events_per_person=3",
         "ppo.top_p=0.5", "model.revision=main", "ppo.report_samples=true", "reward.early_stopping={}x",

@@ -56,6 +56,7 @@ def test_the_instructions_are_those_that_pytorch_names(monkeypatch: pytest.Monke
     assert bfloat16_instructions() == "AMX-BF16"
 
 
+@pytest.mark.thorough
 def test_a_machine_that_is_held_down_says_so() -> None:
     """In a process of its own, as these are read once."""
     code = "from private_rlhf.lm.kernels import processor as p; print(p().bfloat16, p().why)"
