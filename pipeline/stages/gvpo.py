@@ -156,6 +156,7 @@ class Training:
         if state is not None:
             self.history, self.gains, self.reference = state["history"], state["gains"], state["reference"]
             self.place = tuple(state["place"])
+        accelerator.wait_for_everyone()  # no process reads any longer what goes
         if accelerator.is_main_process:
             number, step, _ = self.place
             self.answers.restart(0 if state is None else max(1, number + (step > 0)))

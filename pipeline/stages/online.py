@@ -97,8 +97,7 @@ def run(context: StageContext) -> dict[str, Any]:
     interview = Interview(labeller, context.folder / "rounds", f"{recipe.name}-{recipe.seed}-{runs}")
     if previous is None:
         tests = make_pool(load_blocks(held_out, evaluation), basis, settings.simulated)
-        checked, pairs = ask_held_out(interview, tests, pool, settings)
-        answered = []
+        (checked, pairs), answered = ask_held_out(interview, tests, pool, settings), []
     else:
         checked, before = (answered_pairs(previous.pairs(part), sampler, basis) for part in ("evaluation", "release"))
         learner.add(before.one, before.other, before.z)

@@ -62,6 +62,7 @@ def run(context: StageContext) -> dict[str, Any]:
     answers, learner = replay_of(context, "ppo"), AnswerLearner(trainer, recipe.gvpo, settings.kl_coef)
     if settings.warm_start is not None:
         trainer.warm_start = lambda rollout: learner.learn(Answers.of(rollout, 0).sorted(), 0)
+    accelerator.wait_for_everyone()  # no process reads any longer what goes
     if accelerator.is_main_process:  # what an earlier attempt left
         answers.restart(len(history))
         tracking.forget_samples(context.folder / tracking.SAMPLES, len(history))
@@ -70,6 +71,7 @@ def run(context: StageContext) -> dict[str, Any]:
         learn(trainer, history, context, answers)
     polish = {}
     if settings.polish is not None:
+        accelerator.wait_for_everyone()  # every share is on the disk
         with stopping_cleanly(context):
             polish = learner.learn(answers.read().learnable, settings.iterations)
 
