@@ -310,9 +310,11 @@ def _columns(shape: str | None, options: Options, prompt: str) -> tuple[str, ...
 def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
     """Look at the columns and the first rows. UserError: no rows, a column is missing, or rows have no known form."""
     for part in parts:
-        names = part.columns or tuple(next((row for _, row in part.rows(())), ()))
-        if names:
+        number, row = (0, {}) if part.columns else next(iter(part.rows(())), (0, {}))
+        if names := part.columns or tuple(row):
             return _layout_of(part, names, parts, options)
+        if number:
+            raise UserError(f"{part.name}, {part.unit} {number}: holds no column; add the texts, or remove the row")
     raise UserError(f"{source}: holds no rows; give a data set with at least one")
 
 

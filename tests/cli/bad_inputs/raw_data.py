@@ -118,14 +118,15 @@ def csv_rows() -> Iterator[Row]:
         "empty": b"", "the header alone": head.encode(), "no header": b"p,c,r\n", "a field too few": f"{head}p,c\n".encode(),
         "a field too many": f"{head}p,c,r,x\n".encode(), "an open quote": f'{head}"p,c,r\n'.encode(), "a column twice": b"prompt,chosen,chosen,rejected\np,c,d,r\n",
         "not UTF-8": head.encode() + b"p,\xff,r\n", "UTF-16": f"{head}p,c,r\n".encode("utf-16"),
-        "semicolons": b"prompt;chosen;rejected\np;c;r\n", "tabs": b"prompt\tchosen\trejected\np\tc\tr\n", "a column missing": b"prompt,chosen\np,c\n",
+        "semicolons and commas": b"prompt;chosen,rejected\np;c,r\n", "bars": b"prompt|chosen|rejected\np|c|r\n", "a column missing": b"prompt,chosen\np,c\n",
         "an endless field": head.encode() + b"p,c," + b"x" * (2 * MIB) + b"\n", "quotes inside": f'{head}p,a"b"c"d,"e"f\n'.encode(),
         "an endless header": b"x" * (17 * MIB), "many columns": b",".join(b"c%d" % n for n in range(100_000)) + b"\n",
         "the header twice": f"{head}{head}p,c\n".encode(), "a lone carriage return": f"{head}p,c\rx,r\n".encode(),
     }  # fmt: skip
     for name, content in whole.items():
         yield Row(f"CSV: {name}", privatize(data="bad.csv"), make=write("bad.csv", content))
-    fine = {"NUL": f"{head}p\0,c,r\n", "line breaks in a field": f'{head}p,"a\nb",r\n', "empty lines": f"{head}\np,c,r\n\n", "a byte order mark": f"\ufeff{head}p,c,r\n"}
+    fine = {"NUL": f"{head}p\0,c,r\n", "line breaks in a field": f'{head}p,"a\nb",r\n', "empty lines": f"{head}\np,c,r\n\n", "a byte order mark": f"\ufeff{head}p,c,r\n",
+            "semicolons": "prompt;chosen;rejected\np;c;r\n", "tabs": "prompt\tchosen\trejected\np\tc\tr\n"}  # fmt: skip
     for name, shown in fine.items():
         yield Row(f"CSV: {name}", privatize(data="fine.csv"), make=write("fine.csv", shown.encode()), code=0, may_change=RELEASED)
 
