@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,4 +218,5 @@ def read_rendering(folder: str | Path) -> Rendering:
     try:
         return Rendering(**json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
-        raise UserError(f"{path} must be undamaged: delete it, or save the checkpoint again") from None
+        keys = ", ".join(each.name for each in fields(Rendering))
+        raise UserError(f"{path} must be a JSON object of {keys}: delete it, or save the checkpoint again") from None

@@ -62,4 +62,4 @@ def test_a_change_is_seen_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_files_are_those_of_both_packages() -> None:
     names = {Path(name).name for name in code.all_files()}
-    assert {"runner.py", "losses.py", "bonuses.py", "report.html.j2"} <= names
+    assert {"runner.py", "losses.py", "bonus_fit.py", "report.html.j2"} <= names

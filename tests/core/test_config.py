@@ -231,6 +231,6 @@ def test_what_a_recipe_may_change_without_effect() -> None:
     accepted |= {"data.signer", "data.split", "evaluate.truth", "reward.pooling"}  # these while they are null
     accepted |= {"ppo.warm_start", "ppo.polish"}
     accepted |= {f"data.{name}" for name in ("format", "label_column", "labels", "ties", "pairs", "special_tokens")}
-    accepted |= {"reward.accept_coin", "data.accept_odd", "privatize.add_up_keys"}
+    accepted |= {"data.message_keys", "reward.accept_coin", "data.accept_odd", "privatize.add_up_keys"}
     assert gone == {"ppo.sample_every", "ppo.sample_count", "ppo.report_to", "ppo.report_samples"} | accepted
     assert whole.keys() - left.keys() == {"online"}  # while it is null

@@ -573,9 +573,10 @@ def test_the_rule_of_implicit_prompts_is_a_share_of_rows(tmp_path: Path, texts: 
 def test_a_recipe_names_labels_as_the_command_does_and_the_guard_reads_them(tmp_path: Path) -> None:
     rows = [AB | {"label": 2}, AB | {"prompt": "Other", "label": 0}]
     data = DataConfig(preferences=str(write_jsonl(tmp_path, rows)), label_column="label", labels="<0,>0", ties="coin")
-    assert Options.of(data) == options({"label_column": "label", "labels": "<0,>0", "ties": "coin"})
+    said = options({"label_column": "label", "labels": "<0,>0", "ties": "coin"})
+    assert Options.of(data) == replace(said, in_recipe=True)
     assert list(protected_pairs(data, tmp_path, raw=True)) == [(Q, B, A), ("Other", B, A)]
-    with pytest.raises(UserError, match="--format goes without --label-column"):
+    with pytest.raises(UserError, match=r"data\.format goes without data\.label_column"):
         Options.of(replace(data, format="shp"))
 
 

@@ -108,7 +108,7 @@ def test_pairs_that_differ_in_a_key_are_different_records(tmp_path: Path, render
     move_to(tmp_path / "machine")
     line = privatize_source(Request(str(write_jsonl(tmp_path, rows)), out, 1.0, key, options=NAMED))
     assert line.startswith("4 labels released")
-    assert "1 duplicates" in line
+    assert "1 for a pair that an earlier row holds" in line
     bundle = read_release(out)
     bundle.check_rows()
     assert bundle.message_keys == ("tool_calls", "tools", "reasoning_content", "name", "tool_call_id")

@@ -105,5 +105,5 @@ def test_an_overruled_guard_is_on_the_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[1]", '{"cap": 3}'])
 def test_a_damaged_rendering_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "rendering.json").write_text(content)
-    with pytest.raises(UserError, match=r"rendering\.json is damaged"):
+    with pytest.raises(UserError, match=r"rendering\.json must be a JSON object of system_prompt"):
         read_rendering(tmp_path)

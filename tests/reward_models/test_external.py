@@ -17,7 +17,6 @@ from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.data.inputs import make_renderer
-from private_rlhf.lm import model_card
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import external_reward
@@ -26,7 +25,7 @@ from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_che
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer
-from private_rlhf.stages import ppo
+from private_rlhf.stages import on_prompts
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import preflight
 from support.outside import run_outside
@@ -155,21 +154,21 @@ def test_a_policy_that_is_trained_on_it_names_it(
     run, given, facts = RunDir(tmp_path), recipe(others, True), []
     place(given, run.stage("reward"))
     release = SimpleNamespace(manifest=SimpleNamespace(as_dict=dict))
-    monkeypatch.setattr(ppo.inputs, "release", lambda folder: release)
-    monkeypatch.setattr(model_card, "write_beside", lambda *arguments: facts.append(arguments[-1]))
+    monkeypatch.setattr(on_prompts.inputs, "release", lambda folder: release)
+    monkeypatch.setattr(on_prompts, "write_beside", lambda *arguments: facts.append(arguments[-1]))
     renderer = make_renderer(given.model, load_tokenizer(others))
-    ppo.write_cards(StageContext(given, run, World(0, 1), "ppo"), renderer, 3, [], None)
+    on_prompts.write_results(StageContext(given, run, World(0, 1), "ppo"), renderer, [], 3)
     said = "their-model, from outside this pipeline; the holder of the run declares its labels public"
     assert facts == [{"external_reward_model": said}]
     (run.stage("reward") / "fit.json").write_text('{"mode": "head"}')
-    ppo.write_cards(StageContext(given, run, World(0, 1), "ppo"), renderer, 3, [], None)
+    on_prompts.write_results(StageContext(given, run, World(0, 1), "ppo"), renderer, [], 3)
     assert facts[1] == {}
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(others: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(others, tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
-    with pytest.raises(UserError, match="bare has no chat template: save the one it was trained with"):
+    with pytest.raises(UserError, match="bare must have a chat template: save the one it was trained with"):
         preflight(recipe(bare, True), ["reward"], World(0, 1))
 
 

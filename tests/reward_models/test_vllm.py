@@ -25,8 +25,9 @@ from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
-from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.model import set_score_weight
 from support.families import FAMILIES, family_checkpoint
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 

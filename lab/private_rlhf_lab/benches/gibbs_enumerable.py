@@ -24,10 +24,11 @@ import matplotlib
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.atomic import appending, rows_of
+from private_rlhf.core.atomic import appending
 from torch import Tensor
 from tqdm import tqdm
 
+from private_rlhf_lab.bed_rows import rows_of
 from private_rlhf_lab.benches.epsilon_tables import interval
 from private_rlhf_lab.benches.gibbs_losses import LOSSES, utilities
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.atomic import appending, rows_of
+from private_rlhf.core.atomic import appending
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world
 from private_rlhf.data import inputs
@@ -47,6 +47,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from private_rlhf_lab.bed_rows import rows_of
 from private_rlhf_lab.benches.epsilon_tables import share_of
 from private_rlhf_lab.benches.gibbs_losses import LOSSES, utilities
 

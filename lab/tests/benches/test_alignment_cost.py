@@ -80,7 +80,7 @@ def finish(home: Path, arm: Arm, gain: np.ndarray) -> RunDir:
     shop = workshop(home)
     run = shop.run_dir(arm)
     recipe = load_recipe(Recipe, TINY, shop.arm_overrides(arm))
-    run.claim(recipe.name, shareable_yaml(recipe))
+    run.claim(recipe.name, shareable_yaml(recipe), {})
     measured: dict[str, Any] = {
         "generation_win_rate_truth": {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8, "n": PROMPTS},
         "kl": 0.5,
@@ -145,7 +145,7 @@ def test_the_reference_of_a_seed_fits_every_arm_of_it(tmp_path: Path) -> None:
     shop, sft = workshop(tmp_path), stage_of("sft")
     source = RunDir(tmp_path / "sft-seed1")
     made = load_recipe(Recipe, TINY, shop.arm_overrides(Arm("ppo", 2.0, 1))[:3])
-    source.claim(made.name, shareable_yaml(made))
+    source.claim(made.name, shareable_yaml(made), {})
     atomic.write_text(source.stage("sft") / "model" / "weights", "w")
     source.complete("sft", {"fingerprint": stage_fingerprint(sft, made, source)})
     for arm, fits in ((Arm("dpo", 0.5, 1), True), (Arm("ppo", math.inf, 1), True), (Arm("ppo", math.inf, 2), False)):

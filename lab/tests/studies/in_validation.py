@@ -15,7 +15,7 @@ BANDITS = "pipeline/validation/bandits.py"
 FINITE, RATES = f"{STUDIES}/offline/finite.py", "pipeline/validation/offline.py"
 HARD, PESSIMISM = f"{STUDIES}/offline/hard.py", f"{STUDIES}/offline/pessimism.py"
 ONLINE, OUTCOMES = "pipeline/validation/regret.py", "pipeline/validation/outcome_rewards.py"
-CONVERSIONS, SUBSETS = (f"pipeline/accounting/{name}.py" for name in ("conversions", "subset_sampling"))
+SUBSETS, ZCDP = "pipeline/accounting/subset_sampling.py", f"{ACCOUNTING}/steps.py"
 DRAWS, COMPOSITION, DPTD = (f"{ACCOUNTING}/{name}.py" for name in ("draws", "composition", "dptd"))
 PRL, BOUNDED = (f"{ACCOUNTING}/{name}.py" for name in ("private_rl", "bounded_range"))
 REPORTS = f"{STUDIES}/private_rl/reports.py"
@@ -103,8 +103,8 @@ DRAWN = (
            ("return max(math.exp(exponent)", "return max(0.9 * math.exp(exponent)")),
     _error("K10", "the delta of the badly covered times .3", DRAWS,
            ("return max(math.exp(exponent)", "return max(0.3 * math.exp(exponent)")),
-    _error("K11", "zCDP e^2/10 for e^2/8", CONVERSIONS, ("** 2 / 8.0", "** 2 / 10.0")),
-    _error("K12", "zCDP e^2/16 for e^2/8", CONVERSIONS, ("** 2 / 8.0", "** 2 / 16.0")),
+    _error("K11", "zCDP e^2/10 for e^2/8", ZCDP, ("** 2 / 8.0", "** 2 / 10.0")),
+    _error("K12", "zCDP e^2/16 for e^2/8", ZCDP, ("** 2 / 8.0", "** 2 / 16.0")),
     _error("K13", "total variation: the factor is e^e, not 1 + e^e", COMPOSITION,
            ("factor = 1.0 + math.exp(epsilon)", "factor = math.exp(epsilon)")),
     _error("K14", "pointwise error a for 2a", COMPOSITION, ("epsilon + 2.0 * log_error", "epsilon + log_error")),
