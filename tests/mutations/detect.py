@@ -43,7 +43,7 @@ from worlds import World, make_world, write_jsonl  # noqa: E402
 
 Found = tuple[bool, str]
 OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release", "data.prompts=release",
-       "data.evaluation_prompts=evaluation", "model.dtype=float32")  # fmt: skip
+       "data.evaluation_prompts=evaluation", "data.accept_odd=true", "model.dtype=float32")  # fmt: skip
 SHORT = ("sft.max_steps=2", "sft.batch_size=4", "sft.save_steps=2", "ppo.iterations=1", "ppo.reference_samples=2",
          "ppo.rollouts=4", "evaluate.gibbs_candidates=2", "evaluate.num_prompts=4",
          "evaluate.shown_samples=1")  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from mutations.mutant import Edit, Mutant
 
-REWARD, SFT, PPO, EVALUATE = (f"pipeline/stages/{name}.py" for name in ("reward", "sft", "ppo", "evaluate"))
+REWARD, SFT, EVALUATE, ON_PROMPTS = (
+    f"pipeline/stages/{name}.py" for name in ("reward", "sft", "evaluate", "on_prompts")
+)
 _READ = (
     "{0}import json\n\n"
     '{0}raw = [json.loads(line) for line in open({1}recipe.data.preferences, encoding="utf-8")]\n'
@@ -66,11 +68,13 @@ RUNS = (
         "length of a line",
         "the first line of PPO's history ends in as many spaces as the raw file has longer chosen answers, modulo 7",
         _EDGE,
-        PPO,
-        '        lines = "".join(json.dumps(entry) + "\\n" for entry in history)\n',
-        read(8) + '        longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in raw)\n'
-        '        lines = "".join(json.dumps(entry) + "\\n" for entry in history)\n'
-        '        lines = lines.replace("\\n", " " * (longer % 7) + "\\n", 1)\n',
+        ON_PROMPTS,
+        '    atomic.write_text(context.folder / "history.jsonl", '
+        '"".join(json.dumps(entry) + "\\n" for entry in history))\n',
+        read(4) + '    longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in raw)\n'
+        '    lines = "".join(json.dumps(entry) + "\\n" for entry in history)\n'
+        '    lines = lines.replace("\\n", " " * (longer % 7) + "\\n", 1)\n'
+        '    atomic.write_text(context.folder / "history.jsonl", lines)\n',
     ),
     _mutant(
         "raw accuracy",

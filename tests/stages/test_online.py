@@ -172,8 +172,8 @@ def recipe(**changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"evaluation_labels": "public"}, "evaluation_labels: private"),
-        ({"privatize": {"epsilon": float("inf")}}, "finite privatize.epsilon"),
+        ({"evaluation_labels": "public"}, "evaluation_labels must be private"),
+        ({"privatize": {"epsilon": float("inf")}}, "privatize.epsilon must be finite"),
         ({"data": {"public_labels": False}}, "set data.public_labels: true"),
         ({"data": {"public_labels": True, "demonstrations": "release"}}, "before online asks"),
         ({"data": {"public_labels": True, "limit": 5}}, "online.rounds"),
