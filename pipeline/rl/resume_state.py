@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
 
 WEIGHTS = "trainable.safetensors"
 REFERENCES = "references.safetensors"
@@ -75,7 +76,9 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     accelerator.wait_for_everyone()
+    fresh = [each for each in accelerator._optimizers if not each.state]
     accelerator.save_state(str(temporary))
+    _forget(fresh)
     if references and accelerator.is_main_process:
         stacked = torch.stack(list(references.values())).cpu().contiguous()
         names = {"prompts": json.dumps(list(references))}
@@ -97,6 +100,8 @@ def load_latest(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None
     if latest is None:
         return None
     accelerator.load_state(str(latest))
+    if latest.name == "step-0":
+        _forget(accelerator._optimizers)
     state: dict[str, Any] = json.loads((latest / "state.json").read_text())
     return state
 
@@ -116,6 +121,13 @@ def kept(folder: Path) -> str:
     """A sentence that says which checkpoint there is."""
     latest = _latest(folder)
     return f"The last good checkpoint is {latest}" if latest is not None else "No checkpoint had been written yet"
+
+
+def _forget(optimizers: Iterable[AcceleratedOptimizer]) -> None:
+    """Empty the state of optimisers that have made no step: to write or read that of split weights, torch makes one
+    and counts a step in it, and Adam's first true step would be a quarter shorter."""
+    for each in optimizers:
+        each.state.clear()
 
 
 def _latest(folder: Path) -> Path | None:

@@ -88,6 +88,13 @@ def test_split_weights_are_resumed_bit_for_bit(learnt: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_checkpoint_before_the_first_step_counts_no_step(learnt: Path, kind: str) -> None:
+    """Neither when it is written nor when it is read; what is learnt after it is that of one process (above)."""
+    for rank in (0, 1):
+        assert json.loads((learnt / f"ppo-{rank}.json").read_text())[kind]["steps_before"] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
 def test_every_process_stops_at_a_gradient_that_one_of_them_sees(learnt: Path, kind: str) -> None:
     """The value head has one row, which one process holds."""
     for rank in (0, 1):

@@ -58,7 +58,7 @@ def test_what_was_run_is_whole_weights_everywhere_and_never_deepspeed() -> None:
     """ZeRO was welcome once, and never started: accelerate's `prepare` asks for a data loader there."""
     assert {row for row, column in RAN if column == WHOLE} == set(TABLE)
     assert {column for _, column in RAN} == {WHOLE, FSDP2}
-    assert {row for row, column in RAN if column == FSDP2} == set(TABLE) - {"rloo", "grpo", "gvpo"}
+    assert {row for row, column in RAN if column == FSDP2} == set(TABLE) - {"rloo", "grpo"}
 
 
 @pytest.mark.parametrize(

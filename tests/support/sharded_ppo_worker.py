@@ -119,6 +119,8 @@ def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
 
     trainer = make()
     said: dict[str, Any] = {"split": sum(isinstance(each, DTensor) for each in trainer.bare.parameters())}
+    resume_state.save(trainer.accelerator, folder / f"{name}-first", 0, {})
+    said["steps_before"] = [len(trainer.optimizer.state)]
     said["seen"] = learn(trainer, 0, 1)
     resume_state.save(trainer.accelerator, folder / name, 1, {}, trainer.scorer.references)
     said["seen"] += learn(trainer, 1, ITERATIONS)
@@ -126,6 +128,8 @@ def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
     save_merged(trainer.accelerator, trainer.policy, tokenizer, target, "float32", read=trainer.bare.read)
     ends = [trainer.accelerator.get_state_dict(trainer.model)]
     resumed = make()
+    resume_state.load_latest(resumed.accelerator, folder / f"{name}-first")
+    said["steps_before"].append(len(resumed.optimizer.state))
     resumed.scorer.references.update(resume_state.latest_references(folder / name))
     resume_state.load_latest(resumed.accelerator, folder / name)
     said["resumed"] = learn(resumed, 1, ITERATIONS)
