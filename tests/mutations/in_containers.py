@@ -121,7 +121,7 @@ CONTAINERS = (
     ),
     Mutant(
         "field of the signature",
-        "signature.json has a field with all true labels",
+        "_signature has a field with all true labels",
         EDGE,
         (
             Edit(
@@ -138,7 +138,7 @@ CONTAINERS = (
     ),
     Mutant(
         "order of names in the signature",
-        "the names in signature.json stand in falling order where the number of positive labels is even",
+        "the names in _signature stand in falling order where the number of positive labels is even",
         EDGE,
         (
             Edit(
