@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from private_rlhf.commands.compare import compare, sample
 from private_rlhf.commands.inspect import head_lines, inspect
 from private_rlhf.commands.label import label_filter
 from private_rlhf.commands.ledger_command import keygen
-from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups, refuse_moved
+from private_rlhf.commands.options import Force, all_given, escape_help, one_way, refuse_digit_groups, refuse_moved
 from private_rlhf.commands.plan import plan
 from private_rlhf.commands.releases import attack, verify_release
 from private_rlhf.commands.validate import validate
@@ -37,12 +38,15 @@ UNUSABLE = frozenset(
 # typer carries its own click, in recent versions; the base class of its usage errors is not exported.
 USAGE_ERRORS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="RLHF alignment training under label local differential privacy.",
-)
+PANELS = {
+    "Start": ("run", "privatize", "online", "inspect", "plan", "print-config", "sample", "compare"),
+    "Stages": ("stages", *(stage.name for stage in STAGES), "launch"),
+    "Labels and privacy": ("keygen", "ledger", "label", "label-filter", "account"),
+    "Evidence": ("verify-release", "verify-run", "attack", "validate"),
+}
+"""Panel of the help -> its commands, in the help's order; a command stands in the first that names it."""
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(account.app, name="account")
 app.add_typer(label.app, name="label")
 app.add_typer(ledger_command.app, name="ledger")
@@ -56,6 +60,22 @@ app.command()(sample)
 app.command()(validate)
 app.command("verify-release")(verify_release)
 refuse_moved(app, "benchmark", "benchmark")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print_lines(f"private-rlhf {version('private-rlhf')}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """RLHF alignment training under label local differential privacy."""
+
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
@@ -320,8 +340,17 @@ def evaluate(
 
 
 def command_line() -> Any:
-    """The whole command line as one click command."""
-    return typer.main.get_command(app)
+    """The whole command line as one click command, with the help in the order of `PANELS`."""
+    group: Any = typer.main.get_command(app)
+    panels: dict[str, str] = {}
+    for panel, names in PANELS.items():
+        for name in names:
+            panels.setdefault(name, panel)
+    group.commands = {name: group.commands[name] for name in (*panels, *(group.commands.keys() - panels.keys()))}
+    for name, panel in panels.items():
+        group.commands[name].rich_help_panel = panel
+    escape_help(group)
+    return group
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -348,7 +377,8 @@ def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence
     except (typer.Abort, KeyboardInterrupt):
         return _fail(program, INTERRUPTED, 130)
     except USAGE_ERRORS as error:
-        return _fail(program, f"{error.format_message()} (see --help)", 2)
+        # A bare call has printed its help, and its error has no message.
+        return _fail(program, f"{message} (see --help)", 2) if (message := error.format_message()) else 2
     except OSError as error:
         if error.errno == errno.ENOSPC:
             return _fail(program, "no space left on the disk: free some and run the same command again to resume", 1)

@@ -11,6 +11,7 @@ import typer
 from private_rlhf.commands.options import Force
 from private_rlhf.core.errors import UserError, one_line, print_lines
 from private_rlhf.core.outputs import all_lines_in, output_file, output_folder
+from private_rlhf.labelling.address import host_names
 
 app = typer.Typer(no_args_is_help=True, help="A labelling page that randomises every answer before it leaves it.")
 
@@ -48,6 +49,8 @@ def serve(
         raise UserError(
             f"--host {host} needs --url: the address that people open, for example https://label.example.org"
         )
+    if url is not None:
+        host_names(url)
     questions = [] if pairs is None else read_questions(pairs)
     if pairs is not None and not questions:
         raise UserError(f"{pairs}: must hold at least one question: give one a line")
@@ -83,6 +86,8 @@ def invite(
     """Print a link for each person: it opens in one browser, once. Only its hash is kept. Earlier links end."""
     from private_rlhf.labelling.store import AnswerStore
 
+    if url is not None:
+        host_names(url)  # before a link is void
     answers = AnswerStore.open(store)
     begin = (url or answers.url() or "http://127.0.0.1:8765").rstrip("/")
     known = answers.people()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from private_rlhf.core.errors import UserError
+from rich.markup import escape
 
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that this command did not write.")]
 
@@ -34,6 +35,18 @@ def all_given(command: str, options: dict[str, Any]) -> list[Any]:
     if missing:
         raise UserError(f"{command} without --config needs {', '.join(missing)}")
     return list(options.values())
+
+
+def escape_help(command: Any) -> None:
+    """Make the help of a command, of its options and of the commands below it print as written.
+
+    Typer reads these texts as rich's markup, in which [#MODEL] is a tag and not shown.
+    """
+    for each in (command, *command.params):
+        if text := getattr(each, "help", None):
+            each.help = escape(text)
+    for below in getattr(command, "commands", {}).values():
+        escape_help(below)
 
 
 def refuse_digit_groups(command: Any, arguments: Sequence[str]) -> None:

@@ -23,17 +23,16 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import uvicorn
 from private_rlhf.core.documents import DocumentError, read_json
-from private_rlhf.core.errors import UserError, is_name, one_line, print_lines
+from private_rlhf.core.errors import UserError, print_lines
+from private_rlhf.labelling.address import bracketed, host_names
 from private_rlhf.labelling.connections import MOST_CONNECTIONS, MOST_HEAD, SECONDS, Connection
 from private_rlhf.labelling.store import EVENT_BYTES, SKIPPED, TOKEN_BYTES, AnswerConflict, AnswerStore, NotAsked
 from starlette.applications import Starlette
@@ -125,7 +124,7 @@ class LabelServer:
         self.operator = secrets.token_bytes(TOKEN_BYTES).hex()
         self.of_person = Rate(per_second=20, burst=60)
         self.of_strangers = Rate(per_second=5, burst=50)  # all together: a right secret never waits for a wrong one
-        names = set() if url is None else _names(url)
+        names = set() if url is None else host_names(url)
         try:
             self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
@@ -133,9 +132,9 @@ class LabelServer:
         # connections inherit it: head and body leave as two packets, and the second would wait 40 ms for the first
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._socket.getsockname()[1])
-        local = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", _bracketed(host))}
+        local = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", bracketed(host))}
         self._names = frozenset(names | local)
-        self.url = (url or f"http://{_bracketed(host)}:{self.port}").rstrip("/") + "/"
+        self.url = (url or f"http://{bracketed(host)}:{self.port}").rstrip("/") + "/"
         self._routes = Starlette(
             routes=[
                 Route("/", _send_page(self.page)),
@@ -304,17 +303,3 @@ async def _explain(request: Request, error: Exception) -> Response:
     if not isinstance(error, ClientDisconnect):
         print_lines(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
     return _json(500, {"error": "the server failed; keep the page open, it tries again"})
-
-
-def _names(url: str) -> set[str]:
-    """The values of `Host` by which people reach a URL. UserError if it is not the URL of a server's root."""
-    with suppress(ValueError):
-        parts = urlsplit(url)
-        root = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
-        if parts.scheme in ("http", "https") and parts.hostname and root and is_name(url):
-            return {parts.netloc.lower(), _bracketed(parts.hostname)}
-    raise UserError(f"--url must be http(s)://NAME[:PORT]/, got {one_line(url)!r}: give the address that people open")
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

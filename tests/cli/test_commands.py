@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from evaluation.chat_endpoint import serving
-from private_rlhf.cli import main
+from private_rlhf.cli import PANELS, command_line, main
 from support.pipeline_runs import TINY, Workspace, read_json, tree
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(60)]
@@ -26,6 +30,37 @@ def write(folder: Path, kind: str) -> Path:
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return path
+
+
+def test_the_help_has_every_command_in_a_panel_and_loses_nothing_to_markup(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    group = command_line()
+    shown = {name for name, command in group.commands.items() if not command.hidden}
+    assert shown == {name for names in PANELS.values() for name in names}
+    assert main([]) == 2
+    bare = capsys.readouterr()
+    assert bare.err == ""
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.strip() == bare.out.strip()
+    inside = ("─ Start ─", "│ run ", "│ privatize ", "─ Stages ─", "│ sft ", "─ Evidence ─")
+    places = [bare.out.index(text) for text in inside]
+    assert places == sorted(places)
+    assert main(["evaluate", "--help"]) == 0
+    assert "openai:URL[#MODEL]" in capsys.readouterr().out
+
+
+def test_the_version_is_the_distribution_s(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"private-rlhf {version('private-rlhf')}\n"
+
+
+def test_a_shell_completes_commands() -> None:
+    completing = {"_PRIVATE_RLHF_COMPLETE": "complete_bash", "COMP_WORDS": "private-rlhf ver", "COMP_CWORD": "1"}
+    line = [sys.executable, "-c", "import sys; from private_rlhf.cli import main; sys.exit(main())"]
+    done = subprocess.run(line, env=os.environ | completing, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["verify-release", "verify-run"]
 
 
 def test_print_config_writes_every_key_out(capsys: Capture) -> None:

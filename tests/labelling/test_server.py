@@ -315,6 +315,20 @@ def test_answers_survive_a_kill(tmp_path: Path) -> None:
     assert AnswerStore.open(tmp_path / "s").answers() == {f"q{i}": 1 for i in range(2 * AHEAD)}
 
 
+@pytest.mark.parametrize("url", ["label.example.org", "https://label.example.org/page/", "https://x:99999", "ftp://x"])
+def test_a_wrong_url_makes_no_store_and_ends_no_link(
+    tmp_path: Path, server: LabelServer, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    folder = tmp_path / "new"
+    assert main(["label", "serve", "--store", str(folder), "--epsilon", "1", "--url", url]) == 2
+    assert not folder.exists()
+    link = server.store.add_person("anna")
+    assert main(["label", "invite", "--store", str(server.store._folder), "--url", url, "anna"]) == 2
+    assert capsys.readouterr().err.count("--url must be http(s)://NAME[:PORT]/") == 2
+    client = Client(server.port, SECRETS[0])
+    assert client("POST", "/claim", claim(link, client.secret))[0] == 200
+
+
 def test_links_have_the_server_s_address_and_no_request_is_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
