@@ -16,7 +16,7 @@ from private_rlhf.data.formats import Demonstration, read_demonstrations, read_p
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
-from private_rlhf.embedded.topics import Split
+from private_rlhf.embedded.task import Split
 from private_rlhf.recipe import OF_RELEASE, DataConfig, ModelConfig
 
 T = TypeVar("T")

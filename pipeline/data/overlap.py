@@ -45,7 +45,7 @@ from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import run_splits
 from private_rlhf.embedded import task
-from private_rlhf.embedded.topics import Split
+from private_rlhf.embedded.task import Split
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import Text, encode_text
 from private_rlhf.recipe import DataConfig

@@ -10,11 +10,13 @@ import hashlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow.parquet as pq
-from private_rlhf.embedded.topics import Split
 from private_rlhf.embedded.truth import true_reward
+
+Split = Literal["train", "eval"]
+"""Both splits have the same forms of request, and no topic in common."""
 
 _FOLDER = Path(__file__).parent
 _PAIR_FILES: dict[Split, str] = {"train": "pairs.parquet", "eval": "eval_pairs.parquet"}

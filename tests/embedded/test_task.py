@@ -10,7 +10,6 @@ import private_rlhf.embedded
 import pyarrow.parquet as pq
 import pytest
 from private_rlhf.embedded import task
-from private_rlhf.embedded.topics import EVAL_TOPICS, TRAIN_TOPICS, prompts, topic_of
 from private_rlhf.embedded.truth import true_reward
 from scipy.stats import binomtest, chi2
 
@@ -47,22 +46,20 @@ def test_counts(train_pairs: list[task.PairRecord]) -> None:
     assert len(task.load_prompts("eval")) >= 240
 
 
-def test_topics_of_the_splits_are_disjoint() -> None:
-    assert not set(TRAIN_TOPICS) & set(EVAL_TOPICS)
+def test_prompts_of_the_splits_are_disjoint() -> None:
     assert not {p.prompt for p in task.load_pairs("eval")} & {p.prompt for p in task.load_pairs("train")}
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_rows_use_the_prompts_of_their_split(split: task.Split) -> None:
     loaded = task.load_prompts(split)
-    assert loaded == prompts(split)
     assert len(set(loaded)) == len(loaded)
     assert {p.prompt for p in task.load_pairs(split)} == set(loaded)
 
 
 def test_demonstrations_are_on_training_prompts_only() -> None:
     demonstrations = task.load_demonstrations()
-    assert {topic_of(d.prompt) for d in demonstrations} <= set(TRAIN_TOPICS)
+    assert {d.prompt for d in demonstrations} <= set(task.load_prompts("train"))
     assert len(set(demonstrations)) == len(demonstrations)
 
 
@@ -122,8 +119,3 @@ def test_equal_rewards_are_a_fair_coin() -> None:
     pairs = [("p", f"The box holds {i} red pens today.", f"The box holds {i} blue pens today.") for i in range(4000)]
     labels = task.draw_labels(pairs, seed=0)
     assert binomtest(labels.count(1), len(labels)).pvalue > 0.001
-
-
-def test_topic_of_refuses_foreign_prompts() -> None:
-    with pytest.raises(ValueError, match="not a prompt of the embedded task"):
-        topic_of("Hello")

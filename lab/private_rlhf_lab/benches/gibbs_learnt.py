@@ -29,7 +29,6 @@ from private_rlhf.core.atomic import appending
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world
 from private_rlhf.data import inputs
-from private_rlhf.embedded import topics
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
@@ -48,6 +47,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from private_rlhf_lab.bed_rows import rows_of
+from private_rlhf_lab.benches.embedded_topics import REQUEST_FORMS
 from private_rlhf_lab.benches.epsilon_tables import share_of
 from private_rlhf_lab.benches.gibbs_losses import LOSSES, utilities
 
@@ -124,7 +124,7 @@ class Bench:
     def prompts(self, split: str) -> list[str]:
         """Return prompts of `split`: training, held-out, or further ones (810) that are in neither."""
         if split == "further":
-            made = itertools.product(NOUNS, ADJECTIVES, topics.REQUEST_FORMS)
+            made = itertools.product(NOUNS, ADJECTIVES, REQUEST_FORMS)
             return [form.format(f"a {adjective} {noun}") for noun, adjective, form in made]
         read = inputs.training_prompts if split == "training" else inputs.evaluation_prompts
         return [str(prompt) for prompt in read("embedded", self.run.released)]

@@ -7,9 +7,7 @@ policy's sentiment is middling and there is something left to align.
 
 from __future__ import annotations
 
-from typing import Literal
-
-Split = Literal["train", "eval"]
+from private_rlhf.embedded.task import Split
 
 REQUEST_FORMS = (
     "Write one short sentence about {}.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import make_embedded_data as make
 import pytest
-from make_embedded_data import Completion
+from private_rlhf.embedded import task
 from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
+from private_rlhf_lab.benches import make_embedded_data as make
+from private_rlhf_lab.benches.embedded_topics import EVAL_TOPICS, TRAIN_TOPICS, prompts, topic_of
+from private_rlhf_lab.benches.make_embedded_data import Completion
 
 PROMPT = "Write one short sentence about a river."
 GOOD = "The river flows slowly past the old town."
@@ -56,3 +58,15 @@ def test_pairs_use_each_answer_once_and_never_twice_the_same() -> None:
     answers = [Completion("p", r, True) for r in "abccde"] + [Completion("q", r, True) for r in "xyz"]
     pairs = [(p["prompt"], p["response_a"], p["response_b"]) for p in make.pair_up(answers)]
     assert pairs == [("p", "a", "b"), ("p", "d", "e"), ("q", "x", "y")]
+
+
+def test_the_shipped_prompts_are_these_topics_and_splits_share_none() -> None:
+    assert not set(TRAIN_TOPICS) & set(EVAL_TOPICS)
+    for split in make.SPLITS:
+        assert task.load_prompts(split) == prompts(split)
+    assert {topic_of(row.prompt) for row in task.load_demonstrations()} <= set(TRAIN_TOPICS)
+
+
+def test_topic_of_refuses_foreign_prompts() -> None:
+    with pytest.raises(ValueError, match="not a prompt of the embedded task"):
+        topic_of("Hello")

@@ -1,4 +1,4 @@
-"""Makes data as in `pipeline/embedded/`: `python tests/benchmarks/make_embedded_data.py --output DIR [--limit N]`.
+"""Makes data as in `pipeline/embedded/`: `python -m private_rlhf_lab.benches.make_embedded_data --output DIR`.
 
 Three steps, none of which knows the ground truth, so that the text carries no label:
 
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from private_rlhf.cli import main as private_rlhf
 from private_rlhf.core.world import device_type
 from private_rlhf.data.inputs import make_renderer
-from private_rlhf.embedded.topics import Split, prompts, topic_of
+from private_rlhf.embedded.task import Split
 from private_rlhf.evaluation.checkpoint_comparison import stored_dtype
 from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
@@ -34,7 +34,9 @@ from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 
-RECIPE = Path(__file__).parents[2] / "configs" / "demo.yaml"
+from private_rlhf_lab.benches.embedded_topics import prompts, topic_of
+
+RECIPE = Path("demo")
 DEMONSTRATION_SYSTEM = "You answer in one short, plain sentence."
 DEMONSTRATION_TEMPERATURE = 0.6
 DEMONSTRATIONS_PER_PROMPT = 3  # at most
