@@ -20,6 +20,12 @@ def source_files(*modules: str) -> dict[str, str]:
 
     What is imported by a computed name is not seen, nor what runs only where a module is the program itself.
     """
+    return {name: _digest(path) for name, path in _reached(*modules).items()}
+
+
+@cache
+def _reached(*modules: str) -> dict[str, Path]:
+    """Path in the checkout -> file of all that `source_files` names, sorted."""
     paths: dict[str, Path] = {}
     waiting = [*modules, *_packages(modules)]
     while waiting:
@@ -30,7 +36,7 @@ def source_files(*modules: str) -> dict[str, str]:
         waiting += _imported(path)
     for folder in {path.parent for path in paths.values()}:
         paths |= {str(path.relative_to(_root())): path for path in folder.iterdir() if path.suffix in DATA}
-    return {name: _digest(path) for name, path in sorted(paths.items())}
+    return dict(sorted(paths.items()))
 
 
 def all_files() -> dict[str, str]:
