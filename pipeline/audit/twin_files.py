@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,49 +147,41 @@ def _differing_fields(name: str, fields: Fields, one: bytes, two: bytes) -> tupl
         if _NUMBER.sub("0", one.decode()) != _NUMBER.sub("0", two.decode()):
             return ()  # white space and order are no field's
         names: set[str] = set()
-        documents = zip(_values(name, one), _values(name, two), strict=True)
-        alike = all(_alike(*pair, "", fields, names) for pair in documents)
-        return tuple(sorted(names)) if alike else ()
+        for (path, mine), (other, theirs) in zip(_leaves(name, one), _leaves(name, two), strict=True):
+            if path != other or (mine != theirs and not _are_declared(mine, theirs, fields.get(path))):
+                return ()
+            if mine != theirs:
+                names.add("seconds" if path.startswith("seconds.") else path.rpartition(".")[2])
+        return tuple(sorted(names))
     except (ValueError, RecursionError):  # not what its name says: then only bytes count
         return ()
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """A JSON object."""
+def _are_declared(one: Any, two: Any, form: re.Pattern[str] | None) -> bool:
+    """True if both are written in the declared form: numbers as JSON numbers, moments as texts."""
+    kind = _Number if form is NUMBER else str
+    return form is not None and all(type(each) is kind and form.fullmatch(each) for each in (one, two))
 
 
 class _Number(str):
     """A number as it is written."""
 
 
-def _values(name: str, data: bytes) -> list[Any]:
-    """The JSON documents of a file, objects as lists of pairs so that their order and their copies count."""
+def _leaves(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
+    """(path, value) of every value in the JSON documents of a file, in their order: `releases.0.time`, a text."""
     texts = data.decode().split("\n") if name.endswith(".jsonl") else [data.decode()]
     how: dict[str, Any] = dict.fromkeys(("parse_float", "parse_int", "parse_constant"), _Number)
-    return [json.loads(text, object_pairs_hook=_Pairs, **how) if text.strip() else text for text in texts]
+    for text in texts:
+        yield from _inside(json.loads(text, object_pairs_hook=tuple, **how) if text.strip() else text, "")
 
 
-def _alike(one: Any, two: Any, path: str, fields: Fields, names: set[str]) -> bool:
-    """True if two values at `path` differ only in declared fields, whose names go into `names`."""
-    if type(one) is not type(two):
-        return False
-    if isinstance(one, _Pairs):
-        return len(one) == len(two) and all(
-            name == other and _alike(mine, theirs, f"{path}.{name}".lstrip("."), fields, names)
-            for (name, mine), (other, theirs) in zip(one, two, strict=True)
-        )
-    if isinstance(one, list):
-        pairs = enumerate(zip(one, two, strict=True)) if len(one) == len(two) else ()
-        return len(one) == len(two) and all(_alike(*pair, f"{path}.{place}", fields, names) for place, pair in pairs)
-    if one == two:
-        return True
-    form = fields.get(path)
-    if form is None or not isinstance(one, str) or not (form.fullmatch(one) and form.fullmatch(two)):
-        return False
-    if (form is NUMBER) != isinstance(one, _Number):
-        return False
-    names.add("seconds" if path.startswith("seconds.") else path.rpartition(".")[2])
-    return True
+def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """objects are tuples of pairs, so that their order and their copies count."""
+    if not isinstance(value, tuple | list):
+        yield path, value
+        return
+    for name, inner in value if isinstance(value, tuple) else enumerate(value):
+        yield from _inside(inner, f"{path}.{name}".lstrip("."))
 
 
 def _first_difference(name: str, fields: Fields, one: bytes, two: bytes) -> str:
