@@ -37,19 +37,18 @@ SEQUENCE_SEEDS = 2000
 INSECURE_SEEDS = 256
 MOST_STATED = 24
 
-Draw = Callable[[int], float]
-
 
 @dataclass(frozen=True)
 class Way:
-    """A way of drawing: its name, and the number in [0, 1) that it gives for a place in `Table.event`."""
+    """A way of drawing: its name, and the number in [0, 1) that `draw` makes of a row's value in `values`."""
 
     name: str
-    draw: Draw
+    draw: Callable[[Any], float]
+    values: Sequence[Any] | np.ndarray
 
     def uniforms(self, places: np.ndarray) -> np.ndarray:
-        """The numbers (m,) of some places."""
-        return np.array([self.draw(place) for place in places.tolist()])
+        """The numbers (m,) of rows at some places of `Table.event`."""
+        return np.array([self.draw(self.values[place]) for place in places.tolist()])
 
 
 def recomputation(view: View) -> Iterator[Guesses]:
@@ -147,58 +146,45 @@ def _names(table: Table) -> dict[str, list[str]]:
     }
 
 
-def _at(draw: Callable[[Any], float], values: Sequence[Any] | np.ndarray) -> Draw:
-    """The number drawn from the value that stands at a place."""
-    return lambda place: draw(values[place])
-
-
-def _mixed(draw: Callable[[str], float], mixture: str, seed: int, table: Table, values: list[str]) -> Draw:
-    mix = partial(mixture.format, seed=seed, epsilon=table.epsilon)
-    return lambda place: draw(mix(id=values[place], row=table.row[place]))
-
-
 def _per_row(table: Table, stated: Sequence[int]) -> Iterator[Way]:
     """One generator per row, seeded from a seed and the row's name, prompt or place."""
     seeds = list(dict.fromkeys((*stated, *COMMON)))
     mixtures = _mixtures()
     for column, values in _names(table).items():
+        named = list(zip(values, table.row.tolist(), strict=True))
         for (how, draw), (mixture, template) in product(_FROM_TEXT.items(), mixtures.items()):
             for seed in seeds if how in ("random.Random", "SHA-256") else (*stated, 0, 42):
-                mixed = _mixed(draw, template, seed, table, values)
-                yield Way(f"{how} of {mixture}, seed {seed}, {column}", mixed)
+                mix = partial(template.format, seed=seed, epsilon=table.epsilon)
+                yield Way(f"{how} of {mixture}, seed {seed}, {column}", partial(_mixed, draw, mix), named)
         for how, draw in _FROM_TEXT.items():
-            yield Way(f"{how} of {column}", _at(draw, values))
+            yield Way(f"{how} of {column}", draw, values)
         for seed in seeds:
             keyed = partial(_keyed_share, str(seed).encode())
-            yield Way(f"HMAC-SHA-256 keyed with seed {seed} of {column}", _at(keyed, values))
+            yield Way(f"HMAC-SHA-256 keyed with seed {seed} of {column}", keyed, values)
     for column, digits in id_columns(table).items():
-        yield from _numeric_ids(column, digits, seeds)
+        numbers = {width: [int(text[:width], 16) for text in digits] for width in (8, 16, 128)}
+        for width, seed, (mix, join) in product(numbers, seeds, (("+", operator.add), ("xor", operator.xor))):
+            name = f"random.Random of {column}[:{width}] {mix} seed {seed}"
+            yield Way(name, partial(_seeded_by, random.Random, join, seed), numbers[width])
+        for seed in seeds[:16]:
+            name = f"NumPy of {column}[:8] + seed {seed}"
+            yield Way(name, partial(_seeded_by, np.random.default_rng, operator.add, seed), numbers[8])
     for seed in seeds:
-        yield Way(f"random.Random(seed + row), seed {seed}", _at(partial(_by_sum, seed), table.row))
+        drawn = partial(_seeded_by, random.Random, operator.add, seed)
+        yield Way(f"random.Random(seed + row), seed {seed}", drawn, table.row.tolist())
+
+
+def _mixed(draw: Callable[[str], float], mix: Callable[..., str], row: tuple[str, int]) -> float:
+    return draw(mix(id=row[0], row=row[1]))
 
 
 def _keyed_share(key: bytes, name: str) -> float:
     return int.from_bytes(hmac.digest(key, name.encode(), "sha256")[:8], "big") / 2.0**64
 
 
-def _by_sum(seed: int, row: int) -> float:
-    return random.Random(seed + int(row)).random()
-
-
-def _numeric_ids(column: str, digits: Sequence[str], seeds: Sequence[int]) -> Iterator[Way]:
-    """Generators seeded with the id as a number: whole, or its first 8 or 16 digits, plus or xor a seed."""
-
-    def python(width: int, combine: Callable[[int, int], int], seed: int, text: str) -> float:
-        return random.Random(combine(int(text[:width], 16), seed)).random()
-
-    def by_numpy(seed: int, text: str) -> float:
-        return float(np.random.default_rng(int(text[:8], 16) + seed).random())
-
-    for width, seed, (mix, combine) in product((8, 16, 128), seeds, (("+", operator.add), ("xor", operator.xor))):
-        named = f"random.Random of {column}[:{width}] {mix} seed {seed}"
-        yield Way(named, _at(partial(python, width, combine, seed), digits))
-    for seed in seeds[:16]:
-        yield Way(f"NumPy of {column}[:8] + seed {seed}", _at(partial(by_numpy, seed), digits))
+def _seeded_by(make: Callable[[int], Any], join: Callable[[int, int], int], seed: int, number: int) -> float:
+    """The first number of a generator that is seeded with a row's number and a seed together."""
+    return float(make(join(number, seed)).random())
 
 
 def _sequences(table: Table, stated: Sequence[int]) -> Iterator[Way]:
@@ -217,7 +203,7 @@ def _sequences(table: Table, stated: Sequence[int]) -> Iterator[Way]:
     for (how, make), seed in product(makers.items(), dict.fromkeys((*stated, *COMMON, *range(many)))):
         drawn = make(seed)
         for order, rows in orders.items():
-            yield Way(f"{how}({seed}) in {order}", _at(drawn.__getitem__, rows))
+            yield Way(f"{how}({seed}) in {order}", drawn.__getitem__, rows)
 
 
 def _python_sequence(seed: int, count: int) -> np.ndarray:
