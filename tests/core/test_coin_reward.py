@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from private_rlhf.core.world import World
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection
-from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.declarations import Stage
 from support.recipes import recipe_of
+from support.stub_stages import stub_stages
 
 BEFORE = ["privatize", "sft", "reward"]
 
@@ -32,22 +30,7 @@ def recipe(aligner: str, **sections: Any) -> Recipe:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The stages that ran, in order; they do nothing."""
-    names: list[str] = []
-
-    def load(stage: Stage) -> Any:
-        def run(context: StageContext) -> dict[str, Any]:
-            names.append(stage.name)
-            if stage.name == "evaluate":
-                write_json(context.folder / "evaluation.json", {})
-            return {}
-
-        raw_source = types.SimpleNamespace(input_unchanged=lambda: True, check_input=lambda _: None)
-        return types.SimpleNamespace(run=run, RawSource=lambda *_: raw_source)
-
-    monkeypatch.setattr(Stage, "load", load)
-    monkeypatch.setattr(runner, "preflight", lambda *_: None)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    return names
+    return stub_stages(monkeypatch)
 
 
 def state_accuracy(directory: RunDir, low: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.declarations import Stage
 from support.recipes import recipe_of
+from support.stub_stages import stub_stages
 
 RECIPE = recipe_of(data={"preferences": "embedded"})
 Start = Callable[[RunDir], None]
@@ -25,7 +24,7 @@ STARTS: dict[str, Start] = {
 
 
 def refuse(context: StageContext) -> dict[str, Any]:
-    """A stage that finds its input wanting."""
+    """A stage that rejects its input."""
     assert context.run.root.is_dir()
     raise UserError("row 3 has no label")
 
@@ -33,11 +32,8 @@ def refuse(context: StageContext) -> dict[str, Any]:
 @pytest.fixture(params=STARTS)
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Either way to start the first stage, which then refuses."""
-    raw_source = types.SimpleNamespace(input_unchanged=lambda: True, check_input=lambda _: None)
+    stub_stages(monkeypatch, refuse)
     monkeypatch.setattr(runner, "source_files", lambda *_: {})
-    monkeypatch.setattr(Stage, "load", lambda _: types.SimpleNamespace(run=refuse, RawSource=lambda *_: raw_source))
-    monkeypatch.setattr(runner, "preflight", lambda *_: None)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
     return STARTS[request.param]
 
 

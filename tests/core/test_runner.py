@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from private_rlhf.recipe.load import to_tree
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection, plan, stage_fingerprint
 from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.declarations import STAGES, Stage, stage_of, stages_of
+from private_rlhf.stages.declarations import STAGES, stage_of, stages_of
 from support.recipes import recipe_of
+from support.stub_stages import Body, stub_stages
 
 ALONE = World(rank=0, size=1)
 CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}
@@ -155,8 +155,7 @@ def test_changed_code_is_said_and_trains_nothing_again(run: RunDir, monkeypatch:
 
 def test_changed_code_asks(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a stage that imports it; then the user says whether the results stay, once."""
-    ran: list[str] = []
-    fake_stages(monkeypatch, ran)
+    ran = stub_stages(monkeypatch)
     other = {**CODE, "pipeline/two.py": "3"}
     monkeypatch.setattr(runner, "source_files", lambda name: other if name.endswith(".sft") else CODE)
     line = r"^sft in .*: made by other code \(pipeline/two.py changed since\): --accept-code keeps .* --from sft' makes"
@@ -236,7 +235,7 @@ def test_from_runs_the_stage_and_what_follows(run: RunDir) -> None:
 
 def test_a_stage_that_is_read_must_be_of_this_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation would else call an uncorrected policy private, or give J at another coefficient."""
-    fake_stages(monkeypatch, [])
+    stub_stages(monkeypatch)
     directory = RunDir(tmp_path / "run")
     runner.execute(recipe(), directory, Selection())
     for changed, stage in (
@@ -254,14 +253,14 @@ def test_a_stage_that_is_read_must_be_of_this_recipe(tmp_path: Path, monkeypatch
 
 
 def test_metrics_vanish_with_the_results_they_describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_stages(monkeypatch, [])
+    stub_stages(monkeypatch)
     directory = RunDir(tmp_path / "run")
     runner.execute(recipe(), directory, Selection())
-    fake_stages(monkeypatch, [], fails="ppo")
+    stub_stages(monkeypatch, failing("ppo"))
     with pytest.raises(RuntimeError):
         runner.execute(recipe(ppo={"kl_coef": 0.2}), directory, Selection())
     assert not (directory.root / "metrics.json").exists()
-    fake_stages(monkeypatch, [])
+    stub_stages(monkeypatch)
     runner.execute(recipe(ppo={"kl_coef": 0.2}), directory, Selection(only="ppo"))
     assert not (directory.root / "metrics.json").exists()  # the evaluation is still that of the earlier policy
     runner.execute(recipe(ppo={"kl_coef": 0.2}), directory, Selection())
@@ -273,40 +272,22 @@ def test_only_runs_one_stage_even_when_it_is_up_to_date(run: RunDir) -> None:
     assert {line.reason for line in plan(recipe(), run, Selection(only="ppo"))} == {"asked for", "not selected"}
 
 
-def test_a_misspelt_stage_gets_the_nearest_name() -> None:
-    with pytest.raises(UserError, match="--from reword: no such stage; did you mean 'reward'"):
-        Selection(start="reword")
-    with pytest.raises(UserError, match="--only qqq: no such stage; valid keys here"):
-        Selection(only="qqq")
-    with pytest.raises(UserError, match="exclude each other"):
-        Selection(start="sft", only="ppo")
-
-
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def fake_stages(monkeypatch: pytest.MonkeyPatch, ran: list[str], fails: str | None = None) -> None:
-    def load(stage: Stage) -> Any:
-        def body(context: StageContext) -> dict[str, Any]:
-            ran.append(stage.name)
-            if stage.name == fails:
-                raise RuntimeError("out of memory")
-            context.folder.mkdir(parents=True, exist_ok=True)
-            if stage.name == "evaluate":
-                (context.folder / "evaluation.json").write_text("{}")
-            return {"summary": "fine"}
+def failing(name: str) -> Body:
+    """The body of stages of which one runs out of memory."""
 
-        raw_source = types.SimpleNamespace(input_unchanged=lambda: True, check_input=lambda _: None)
-        return types.SimpleNamespace(run=body, RawSource=lambda *_: raw_source)
+    def body(context: StageContext) -> dict[str, Any]:
+        if context.name == name:
+            raise RuntimeError("out of memory")
+        return {}
 
-    monkeypatch.setattr(Stage, "load", load)
-    monkeypatch.setattr(runner, "preflight", lambda *_: None)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return body
 
 
 def test_execute_runs_once_and_then_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-    fake_stages(monkeypatch, ran)
+    ran = stub_stages(monkeypatch, lambda _: {"summary": "fine"})
     directory = RunDir(tmp_path / "run")
     runner.execute(recipe(), directory, Selection())
     assert ran == list(NAMES)
@@ -326,7 +307,7 @@ def test_execute_runs_once_and_then_skips(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_changed_since_the_last_start_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_stages(monkeypatch, [])
+    stub_stages(monkeypatch)
     directory = RunDir(tmp_path / "run")
     runner.execute(recipe(), directory, Selection())
     runner.execute(recipe(ppo={"sample_every": 2}), directory, Selection())
@@ -339,8 +320,7 @@ def test_an_override_is_said_and_written_into_every_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And taking it back runs every stage again that may have read what it let pass."""
-    ran: list[str] = []
-    fake_stages(monkeypatch, ran)
+    ran = stub_stages(monkeypatch)
     directory = RunDir(tmp_path / "run")
     runner.execute(recipe(data={"allow_label_overlap": True}), directory, Selection())
     assert "[private-rlhf] NOT PRIVATE: data.allow_label_overlap overrules" in capsys.readouterr().err
@@ -355,8 +335,7 @@ def test_an_override_is_said_and_written_into_every_manifest(
 def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[str] = []
-    fake_stages(monkeypatch, ran, fails="reward")
+    ran = stub_stages(monkeypatch, failing("reward"))
     directory = RunDir(tmp_path / "run")
     with pytest.raises(RuntimeError, match="out of memory"):
         runner.execute(recipe(), directory, Selection())
@@ -368,16 +347,8 @@ def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
     assert reason["reward"] == "resumes"
 
 
-def test_a_stage_without_its_input_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-    fake_stages(monkeypatch, ran)
-    with pytest.raises(UserError, match=r"has not completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
-        runner.execute(recipe(), RunDir(tmp_path / "run"), Selection(only="ppo"))
-    assert ran == []
-
-
 def test_a_start_sweeps_the_debris_of_a_killed_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_stages(monkeypatch, [])
+    stub_stages(monkeypatch)
     debris = run.stage("ppo") / ".model.0123.tmp"
     debris.mkdir(parents=True)
     runner.execute(recipe(), run, Selection(only="evaluate"))
