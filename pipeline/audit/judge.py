@@ -50,6 +50,12 @@ class Verdict:
     adjusted: float = 1.0
     leak: bool = False
 
+    @classmethod
+    def of(cls, attack: str, variant: str, n: int, correct: int, ceiling: float, p_value: float) -> Verdict:
+        """The verdict before Holm, with its rate and interval."""
+        rate = correct / n if n else None
+        return cls(attack, variant, n, correct, ceiling, rate, *clopper_pearson(correct, n), p_value)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON types."""
         names = {"low": "ci_low", "high": "ci_high", "adjusted": "p_adjusted"}
@@ -75,10 +81,7 @@ def judge_one(guesses: Guesses, truth: np.ndarray, ceiling: float) -> Verdict:
     known = truth[guesses.events] != 0
     right = truth[guesses.events] == guesses.labels
     n, correct = int(known.sum()), int((known & right).sum())
-    low, high = clopper_pearson(correct, n)
-    rate = correct / n if n else None
-    p_value = upper_tail(correct, n, ceiling)
-    return Verdict(guesses.attack, guesses.variant, n, correct, ceiling, rate, low, high, p_value)
+    return Verdict.of(guesses.attack, guesses.variant, n, correct, ceiling, upper_tail(correct, n, ceiling))
 
 
 def adjust(verdicts: Sequence[Verdict], level: float = FAMILY_WISE) -> list[Verdict]:

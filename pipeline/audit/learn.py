@@ -130,10 +130,8 @@ def _sign(bits: np.ndarray) -> np.ndarray:
 def fitted(view: View, table: Table, attack: str, variant: str, cells: np.ndarray) -> Iterator[Guesses]:
     """Cells (m,) of a table's rows in every frame, crossed with side and z there, fitted on the known half."""
     for name, sign in frames(view, table).items():
-        full = np.full(view.size, -1, dtype=np.int64)
-        full[table.event] = crossed(cells, table.side * sign, table.z * sign)
-        spread = np.zeros(view.size, dtype=np.int8)
-        spread[table.event] = sign
+        full = view.spread(table, crossed(cells, table.side * sign, table.z * sign), elsewhere=-1)
+        spread = view.spread(table, sign)
         events, labels = cell_guesses(full, view.known * spread, view.alpha)
         where = f"{table.name}: {variant}" + (f", relative to {name}" if name != CRITERION else "")
         yield Guesses(attack, where, events, labels * spread[events], learned=True)

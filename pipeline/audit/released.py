@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from private_rlhf.audit.canaries import FRAMES, Truth
-from private_rlhf.audit.judge import Guesses, Verdict, clopper_pearson, upper_tail
+from private_rlhf.audit.judge import Guesses, Verdict, upper_tail
 from private_rlhf.audit.learn import (
     HEX,
     bins,
@@ -231,7 +231,6 @@ def _verdicts(root: Path, missing: list[bytes], truth: Truth) -> Iterator[Verdic
         n, preferred = int(known.sum()), int((labels * signs > 0).sum())
         if n:
             larger = max(preferred, n - preferred)
-            low, high = clopper_pearson(larger, n)
             variant = f"{root.name}: missing pairs, {name} {'' if larger == preferred else 'not '}preferred"
             p_value = min(1.0, 2 * upper_tail(larger, n, FAIR))
-            yield Verdict("absence", variant, n, larger, FAIR, larger / n, low, high, p_value)
+            yield Verdict.of("absence", variant, n, larger, FAIR, p_value)

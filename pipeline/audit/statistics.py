@@ -53,10 +53,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Matches:
-    """Comparisons of numbers with statistics: `matched` of `tried`, each by chance with probability <= `chance`."""
+    """Comparisons of numbers with statistics, `tried` of them, each a match by chance with probability <= `chance`.
+    where: the numbers that matched, by file and name."""
 
     tried: int
-    matched: int
     chance: float
     where: tuple[str, ...]
 
@@ -85,7 +85,7 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
             where += [f"{file}: {name}"] * bool(hits)
         elif named and hits:
             findings.append(Finding("statistics", f"{file}: {name}", f"{value:g} is the {hits[0]}"))
-    return findings, Matches(tried, len(where), chance, tuple(where))
+    return findings, Matches(tried, chance, tuple(where))
 
 
 def unions(tables: Sequence[Table]) -> list[Table]:

@@ -155,7 +155,7 @@ def run_attacks(
         verdicts.append(judge_one(_unseen(guess, view), target, ceiling))
     findings, matches = statistics.statistics(view, answers)
     findings += statistics.digests_and_sizes(view) + statistics.row_digests(view, answers)
-    if matches.matched:
+    if matches.where:
         verdicts.append(_by_chance(matches))
     audit, bound = None, None
     if truth.coins:
@@ -213,9 +213,7 @@ def _id_signs(view: View) -> Iterator[np.ndarray]:
     largest = max(released.private_tables(view), key=lambda table: len(table.event))
     for name, sign in frames(view, largest).items():
         if name.startswith("bit 0 of the last"):
-            spread = np.ones(view.size, dtype=np.int8)
-            spread[largest.event] = sign
-            yield spread
+            yield view.spread(largest, sign, elsewhere=1)
 
 
 def _unseen(guess: Guesses, view: View) -> Guesses:
@@ -261,7 +259,6 @@ def _by_chance(matches: Matches) -> Verdict:
     """Unnamed numbers that equal a statistic: any would do so by chance with this probability, at most. The matches
     depend on each other (a count and its complement), so that one or several are the same evidence.
     """
-    low, high = clopper_pearson(matches.matched, matches.tried)
     name = f"numbers that equal a count of true labels: {'; '.join(matches.where[:3])}"
-    rate, p_value = matches.matched / matches.tried, upper_tail(1, matches.tried, matches.chance)
-    return Verdict("statistics", name, matches.tried, matches.matched, matches.chance, rate, low, high, p_value)
+    p_value = upper_tail(1, matches.tried, matches.chance)
+    return Verdict.of("statistics", name, matches.tried, len(matches.where), matches.chance, p_value)

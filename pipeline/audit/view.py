@@ -83,11 +83,15 @@ class View:
     signs: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     present: dict[Path, set[bytes]] = field(default_factory=dict)
 
+    def spread(self, table: Table, values: np.ndarray, elsewhere: int = 0) -> np.ndarray:
+        """(n,) by event, of values (m,) of a table's rows; `elsewhere` for events that it does not hold."""
+        result = np.full(self.size, elsewhere, dtype=values.dtype)
+        result[table.event] = values
+        return result
+
     def own_z(self, table: Table) -> np.ndarray:
         """(n,) int8 released labels of a table by event; 0 for events that it does not hold."""
-        spread = np.zeros(self.size, dtype=np.int8)
-        spread[table.event] = table.z
-        return spread
+        return self.spread(table, table.z)
 
     @property
     def size(self) -> int:
