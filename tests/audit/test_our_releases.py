@@ -145,22 +145,3 @@ def test_planting_never_overwrites(tmp_path: Path) -> None:
     source = make_world(5).write_raw(tmp_path / "source.jsonl")
     with pytest.raises(UserError, match="exists and is not overwritten"):
         plant(str(source), source, tmp_path / "truth.jsonl", 1)
-
-
-@pytest.mark.parametrize(
-    ("content", "mode", "said"),
-    [
-        (None, 0o600, "no such file of canaries"),
-        ("{}\n", 0o600, "must be a file of canaries"),
-        ('{"format": "private-rlhf canaries v1"}\nnonsense\n', 0o600, "must be a file of canaries"),
-        ('{"format": "private-rlhf canaries v1"}\n', 0o644, "can be read by others"),
-    ],
-)
-def test_a_bad_truth_file_is_named(tmp_path: Path, content: str | None, mode: int, said: str) -> None:
-    path = tmp_path / "truth.jsonl"
-    if content is not None:
-        path.write_text(content)
-        path.chmod(mode)
-    with pytest.raises(UserError, match=said) as caught:
-        read_truth(path)
-    assert str(path) in str(caught.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from importlib.metadata import version
@@ -69,11 +68,6 @@ def test_print_config_writes_every_key_out(capsys: Capture) -> None:
     assert printed["ppo"]["iterations"] == 7
     assert printed["ppo"]["clip_range"] == 0.2
     assert printed["data"]["preferences"] == "mine.jsonl"
-
-
-def test_keygen_makes_a_key_for_its_owner_alone(tmp_path: Path) -> None:
-    assert main(["keygen", "--output", str(tmp_path / "keys" / "owner.key")]) == 0
-    assert stat.S_IMODE((tmp_path / "keys" / "owner.key").stat().st_mode) == 0o600
 
 
 def test_privatize_gives_the_same_bytes_again_and_for_every_format(tmp_path: Path, capsys: Capture) -> None:

@@ -90,13 +90,6 @@ def test_labels_that_stay_behind_are_said(release: Callable[..., str], monkeypat
     assert "holds true labels and could not be removed" in release("release", 1)
 
 
-def test_a_lock_with_anything_else_in_it(release: Callable[..., str], tmp_path: Path) -> None:
-    release("release", 0)
-    lock = tmp_path / "own.key.state" / "ledger.lock"
-    lock.write_text("garbage")
-    assert "ledger.lock: is damaged" in release("again", 2)
-
-
 def test_messages_are_one_printable_line() -> None:
     assert one_line("a\nb\t c\x1b[31m\u202e\ud800é") == "a b c\\x1b[31m\\u202e\\ud800é"
     assert len(one_line("x" * 10_000)) <= 1000

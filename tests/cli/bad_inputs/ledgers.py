@@ -93,8 +93,11 @@ def command_rows() -> Iterator[Row]:
 def attack_rows() -> Iterator[Row]:
     """Targets, truths and sources of `attack`."""
     truth = {"empty": b"", "no JSON": b"hello", "a list": b"[]\n", "not UTF-8": b"\xff\n", "deep": b"[" * 100_000, "numbers": b"3\n", "null": b"null\n", "half a character": b'{"id": "\\ud800", "label": 1}\n'}
+    head = b'{"format": "private-rlhf canaries v1"}\n'
+    truth |= {"another mapping": b"{}\n", "damaged below its header": head + b"nonsense\n"}
     for name, text in truth.items():
-        yield Row(f"attack: a truth that is {name}", ["attack", "release", "--truth=t"], make=lambda t=text: (Path("t").write_bytes(t), Path("t").chmod(0o600)))
+        yield Row(f"attack: a truth that is {name}", ["attack", "release", "--truth=t"], make=lambda t=text: (Path("t").write_bytes(t), Path("t").chmod(0o600)), says="t: must be a file of canaries")
+    yield Row("attack: a truth that others can read", ["attack", "release", "--truth=t"], make=lambda: (Path("t").write_bytes(head), Path("t").chmod(0o644)), says="t: the canaries' labels can be read by others")
     for target in ("nowhere", "home", "good.jsonl", "owner.key.state", "x" * 5000, "a\0b", "/dev/null"):
         yield Row(f"attack {target[:12]!r}", ["attack", target])
     for more in (["--canaries=0"], ["--canaries=-3"], ["--canaries=9999999"], ["--epsilon=0"], ["--epsilon=nan"], ["--epsilon=x"], ["--raw=nowhere"], ["--raw=good.jsonl", "--truth=t"],
