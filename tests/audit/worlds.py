@@ -30,6 +30,15 @@ class World:
         prompt, a, b = self.pairs[number]
         return (prompt, a, b) if (label or self.labels[number]) > 0 else (prompt, b, a)
 
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(prompt, preferred response, other response) of every pair."""
+        return [self.preferred(number) for number in range(len(self.pairs))]
+
+    def kept(self, z: Sequence[int]) -> list[bool]:
+        """True where a released label is the true one."""
+        return [label == released for label, released in zip(self.labels, z, strict=True)]
+
     def truth(self, facts: RawFacts | None = None) -> Truth:
         """What the owner knows."""
         labels: dict[bytes, tuple[int, ...]] = {}
@@ -42,10 +51,7 @@ class World:
 
     def write_raw(self, path: Path) -> Path:
         """The raw preference file: prompt, chosen, rejected."""
-        rows = [
-            dict(zip(("prompt", "chosen", "rejected"), self.preferred(i), strict=True)) for i in range(len(self.pairs))
-        ]
-        return write_jsonl(path, rows)
+        return write_jsonl(path, [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in self.rows])
 
 
 def make_world(n: int, seed: int = 0, copies: int = 1) -> World:

@@ -58,10 +58,17 @@ def _seeded(world: World, folder: Path, epsilon: float, uniform: Callable[[int, 
     for place, number in enumerate(order):
         kept = uniform(place, ids[number]) < keep_prob(epsilon)
         z[number] = world.labels[number] if kept else -world.labels[number]
-    rows = trl_rows(world, z, pair_id=ids)
-    for row in rows:
-        del row["record_id"]
-    return bundle(folder, sorted(rows, key=lambda row: row["pair_id"]), epsilon, **facts)
+    return _with_ids(world, folder, z, ids, epsilon, **facts)
+
+
+def _with_ids(world: World, folder: Path, z: list[int], ids: list[str], epsilon: float, **facts: Any) -> Path:
+    """Rows in the order of ids of their own."""
+    rows = sorted(trl_rows(world, z, pair_id=ids), key=lambda row: row["pair_id"])
+    return bundle(folder, [without(row, "record_id") for row in rows], epsilon, **facts)
+
+
+def without(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
 
 
 def seed_and_id(world: World, folder: Path) -> Path:
@@ -88,7 +95,7 @@ def python_sequence(world: World, folder: Path) -> Path:
 
 def insecure_seed(world: World, folder: Path) -> Path:
     """This project's own mechanism, keyed with a small seed."""
-    pairs = (RawPair(*world.preferred(number), number + 1) for number in range(len(world.pairs)))
+    pairs = (RawPair(*row, number) for number, row in enumerate(world.rows, 1))
     release_pairs(pairs, folder, RandomizedResponse(1.0), insecure_seed_key(17), "made up")
     return folder
 
@@ -100,7 +107,7 @@ def sft_on_chosen(world: World, folder: Path) -> Path:
     """A run directory with a sound release and SFT data made of the chosen answers."""
     sound(world, folder / "privatize" / "release")
     rows = [{"messages": [{"role": "user", "content": p}, {"role": "assistant", "content": c}]}
-            for p, c, _ in map(world.preferred, range(len(world.pairs)))]  # fmt: skip
+            for p, c, _ in world.rows]  # fmt: skip
     write_jsonl(folder / "sft" / "train.jsonl", rows)
     return folder
 
@@ -141,11 +148,7 @@ def repeated_rows(world: World, folder: Path) -> Path:
 
 
 def _ids(world: World, folder: Path, digest: Callable[[tuple[str, str, str]], str]) -> Path:
-    ids = [digest(world.preferred(number)) for number in range(len(world.pairs))]
-    rows = trl_rows(world, flips(world, 0.5), pair_id=ids)
-    for row in rows:
-        del row["record_id"]
-    return bundle(folder, sorted(rows, key=lambda row: row["pair_id"]), 0.5)
+    return _with_ids(world, folder, flips(world, 0.5), list(map(digest, world.rows)), 0.5)
 
 
 def id_of_joined_texts(world: World, folder: Path) -> Path:
@@ -166,15 +169,15 @@ def id_of_the_chosen_answer(world: World, folder: Path) -> Path:
 
 def flip_count(world: World, folder: Path) -> Path:
     z = flips(world, 1.0)
-    count = sum(a != b for a, b in zip(z, world.labels, strict=True))
+    count = len(z) - sum(world.kept(z))
     return bundle(folder, trl_rows(world, z), 1.0, flips={"count": count, "share": count / len(z)})
 
 
 def agreement_in_a_log(world: World, folder: Path) -> Path:
     z = flips(world, 1.0)
     bundle(folder / "release", trl_rows(world, z), 1.0)
-    kept = sum(a == b for a, b in zip(z, world.labels, strict=True))
-    (folder / "run.log").write_text(f"INFO 12:00 privatised {len(z)} rows, agreement with raw labels {kept / len(z)}\n")
+    share = sum(world.kept(z)) / len(z)
+    (folder / "run.log").write_text(f"INFO 12:00 privatised {len(z)} rows, agreement with raw labels {share}\n")
     return folder
 
 
@@ -196,21 +199,20 @@ def score_column(world: World, folder: Path) -> Path:
     generator = random.Random(2)
     z = flips(world, 0.5)
     better, worse = [generator.gauss(1, 1) for _ in z], [generator.gauss(0, 1) for _ in z]
-    kept = [a == b for a, b in zip(z, world.labels, strict=True)]
-    left = [b if k else w for b, w, k in zip(better, worse, kept, strict=True)]
-    right = [w if k else b for b, w, k in zip(better, worse, kept, strict=True)]
+    scores = [(b, w) if kept else (w, b) for b, w, kept in zip(better, worse, world.kept(z), strict=True)]
+    left, right = zip(*scores, strict=True)
     return bundle(folder, trl_rows(world, z, score_chosen=left, score_rejected=right), 0.5)
 
 
 def best_answer_column(world: World, folder: Path) -> Path:
     """Every other row has a column with the preferred answer."""
-    best = [world.preferred(i)[1] if i % 2 else None for i in range(len(world.pairs))]
+    best = [chosen if number % 2 else None for number, (_, chosen, _) in enumerate(world.rows)]
     return bundle(folder, trl_rows(world, flips(world, 0.5), reference=best), 0.5)
 
 
 def kept_column(world: World, folder: Path) -> Path:
     z = flips(world, 1.0)
-    return bundle(folder, trl_rows(world, z, debug=[int(a != b) for a, b in zip(z, world.labels, strict=True)]), 1.0)
+    return bundle(folder, trl_rows(world, z, debug=[int(not kept) for kept in world.kept(z)]), 1.0)
 
 
 def sorted_by_chosen(world: World, folder: Path) -> Path:
@@ -226,17 +228,15 @@ def sorted_by_chosen(world: World, folder: Path) -> Path:
 def blocks_by_label(world: World, folder: Path) -> Path:
     """Rows whose label survived come first."""
     z = flips(world, 0.5)
-    rows = trl_rows(world, z, kept=[a == b for a, b in zip(z, world.labels, strict=True)])
-    rows.sort(key=lambda row: not row["kept"])
-    return bundle(folder, [{k: v for k, v in row.items() if k != "kept"} for row in rows], 0.5)
+    rows = sorted(trl_rows(world, z, kept=world.kept(z)), key=lambda row: not row["kept"])
+    return bundle(folder, [without(row, "kept") for row in rows], 0.5)
 
 
 def file_per_label(world: World, folder: Path) -> Path:
     z = flips(world, 0.5)
-    rows = trl_rows(world, z, kept=[a == b for a, b in zip(z, world.labels, strict=True)])
-    for name, wanted in (("one", True), ("two", False)):
-        part = [{k: v for k, v in row.items() if k != "kept"} for row in rows if row["kept"] is wanted]
-        write_jsonl(folder / f"{name}.jsonl", part)
+    rows = trl_rows(world, z, kept=world.kept(z))
+    for name, kept in (("one", True), ("two", False)):
+        write_jsonl(folder / f"{name}.jsonl", [without(row, "kept") for row in rows if row["kept"] is kept])
     (folder / "manifest.json").write_text(json.dumps({"epsilon": 0.5}))
     return folder
 
@@ -245,8 +245,7 @@ def raw_cache(world: World, folder: Path) -> Path:
     """A copy of the raw rows in a hidden Arrow cache, as `datasets` leaves one; its columns have other names."""
     sound(world, folder / "release", 0.5)
     (folder / ".cache").mkdir()
-    rows = [{"text": f"{p}\n{c}\n{r}"} for p, c, r in map(world.preferred, range(len(world.pairs)))]
-    table = pa.Table.from_pylist(rows)
+    table = pa.table({"text": ["\n".join(row) for row in world.rows]})
     with (
         pa.OSFile(str(folder / ".cache" / "cache-0.arrow"), "wb") as file,
         pa.ipc.new_stream(file, table.schema) as out,
@@ -264,7 +263,7 @@ def raw_copy(world: World, folder: Path) -> Path:
 
 def samples_in_a_log(world: World, folder: Path) -> Path:
     sound(world, folder / "release", 0.5)
-    lines = [f"DEBUG sample {i}: preferred={world.preferred(i)[1]!r}" for i in range(0, len(world.pairs), 4)]
+    lines = [f"DEBUG sample: preferred={chosen!r}" for _, chosen, _ in world.rows[::4]]
     (folder / "train.log").write_text("\n".join(lines))
     return folder
 
@@ -285,9 +284,8 @@ def size_of_the_raw_file(world: World, folder: Path) -> Path:
 
 def digests_of_raw_rows(world: World, folder: Path) -> Path:
     sound(world, folder / "release")
-    rows = [world.preferred(number) for number in range(len(world.pairs))]
     with (folder / "seen.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([[hashlib.sha1("".join(texts).encode()).hexdigest()] for texts in rows])
+        csv.writer(file).writerows([[hashlib.sha1("".join(texts).encode()).hexdigest()] for texts in world.rows])
     return folder
 
 
@@ -296,8 +294,7 @@ def digests_of_raw_rows(world: World, folder: Path) -> Path:
 
 def exact_win_rate(world: World, folder: Path) -> Path:
     sound(world, folder / "release")
-    longer = sum(len(c) > len(r) for _, c, r in map(world.preferred, range(len(world.pairs))))
-    n = len(world.pairs)
+    n, longer = len(world.pairs), sum(len(chosen) > len(other) for _, chosen, other in world.rows)
     (folder / "metrics.json").write_text(json.dumps({"baseline": {"longer_answer": {"value": longer / n, "n": n}}}))
     return folder
 
@@ -308,8 +305,7 @@ def the_reference_way(world: World, folder: Path) -> Path:
     """
     for epsilon in (0.1, 0.5, 2.0):
         rows, count = [], 0
-        for number in range(len(world.pairs)):
-            prompt, chosen, rejected = world.preferred(number)
+        for prompt, chosen, rejected in world.rows:
             name = hashlib.sha256("\n".join((prompt, chosen, rejected)).encode()).hexdigest()
             z = 1 if random.Random(f"1234-{name}-{epsilon}").random() < keep_prob(epsilon) else -1
             count += z < 0

@@ -50,8 +50,7 @@ def id_bit_is_the_label(world: World, folder: Path) -> Path:
 def kept_in_a_side_file(world: World, folder: Path) -> Path:
     z = flips(world, 1.0)
     bundle(folder, trl_rows(world, z), 1.0)
-    kept = sum(a == b for a, b in zip(z, world.labels, strict=True))
-    (folder / "quality.json").write_text(json.dumps({"kept": kept}))
+    (folder / "quality.json").write_text(json.dumps({"kept": sum(world.kept(z))}))
     return folder
 
 
@@ -61,9 +60,8 @@ def rate_of_train_with_evaluation(world: World, folder: Path) -> Path:
     cut = 2 * len(rows) // 3
     bundle(folder / "release", rows[:cut], 1.0)
     bundle(folder / "evaluation", rows[cut:], 1.0)
-    preferred = [world.preferred(number) for number in range(len(world.pairs))]
-    longer = sum(len(chosen) > len(other) for _, chosen, other in preferred)
-    (folder / "baseline.json").write_text(json.dumps({"longer": longer / len(preferred)}))
+    longer = sum(len(chosen) > len(other) for _, chosen, other in world.rows)
+    (folder / "baseline.json").write_text(json.dumps({"longer": longer / len(world.rows)}))
     return folder
 
 
