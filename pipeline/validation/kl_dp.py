@@ -9,16 +9,7 @@ from itertools import product
 import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.lab import (
-    COLOURS,
-    Array,
-    Claim,
-    Kind,
-    Report,
-    new_figure,
-    within,
-    worst,
-)
+from private_rlhf.validation.lab import COLOURS, Array, Claim, Kind, Report, new_figure, within, worst
 
 ROUNDING = 1e-7
 OURS = "KL-DP paper, corrected:"

@@ -9,12 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from private_rlhf.accounting.conversions import (
-    advanced_composition,
-    zcdp_epsilon,
-    zcdp_epsilon_closed,
-    zcdp_rho,
-)
+from private_rlhf.accounting.conversions import advanced_composition, zcdp_epsilon, zcdp_epsilon_closed, zcdp_rho
 from private_rlhf.accounting.people import randomized_response
 from scipy.stats import norm
 

@@ -13,7 +13,7 @@ from support.rooms import room_of
 
 MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 80, 80
 ROOM_LINES = {
-    "accounting": 400, "audit": 3_150, "commands": 1_150, "core": 1_700, "data": 6_650, "embedded": 250,
+    "accounting": 400, "audit": 3_100, "commands": 1_150, "core": 1_700, "data": 6_650, "embedded": 200,
     "evaluation": 1_800, "labelling": 1_450, "lm": 3_250, "online": 750, "privacy": 4_250, "private_rlhf": 1_100,
     "recipe": 1_400, "report": 1_350, "reward_models": 3_300, "rl": 2_350, "stages": 3_000, "validation": 1_850,
 }

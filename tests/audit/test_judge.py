@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.audit.judge import (
-    Guesses,
-    adjust,
-    clopper_pearson,
-    detectable_excess,
-    judge_one,
-    upper_tail,
-)
+from private_rlhf.audit.judge import Guesses, adjust, clopper_pearson, detectable_excess, judge_one, upper_tail
 from private_rlhf.core.stats import holm_adjusted
 
 
