@@ -11,29 +11,19 @@ from private_rlhf.recipe import Recipe
 WHOLE = "whole weights"
 """One process, or several with a copy of all weights each (DDP)."""
 FSDP2 = "FSDP2"
-NEVER = {
-    "FSDP1": "it was never run here: set fsdp_version: 2",
-    "DeepSpeed": "it was never run here",
-    "Megatron-LM": "it was never run here",
-    "a parallelism_config": "it was never run here",
+TESTED = {
+    "sft": (WHOLE, FSDP2),
+    "reward.mode head": (WHOLE, FSDP2),
+    "reward.mode lora": (WHOLE, FSDP2),
+    "reward.mode full": (WHOLE, FSDP2),
+    "ppo": (WHOLE, FSDP2),
+    "dpo": (WHOLE, FSDP2),
+    "rloo": (WHOLE,),
+    "grpo": (WHOLE,),
+    "gvpo": (WHOLE, FSDP2),
+    "evaluate": (WHOLE, FSDP2),
 }
-"""Strategies that were never tested -> reason and remedy."""
-TABLE: dict[str, dict[str, str | None]] = {
-    stage: {WHOLE: None, FSDP2: reason, **NEVER}
-    for stage, reason in {
-        "sft": None,
-        "reward.mode head": None,
-        "reward.mode lora": None,
-        "reward.mode full": None,
-        "ppo": None,
-        "dpo": None,
-        "rloo": "it was never run here",
-        "grpo": "it was never run here",
-        "gvpo": None,
-        "evaluate": None,
-    }.items()
-}
-"""Stage -> strategy -> why not; None: it gives what one process gives (tests/benchmarks/stage_strategies.py)."""
+"""Stage -> strategies that give what one process gives (tests/benchmarks/stage_strategies.py); no other ever ran."""
 
 PRECISIONS = ("no", "bf16")
 """Of autocast, as the launcher's `mixed_precision` says, with which stages were run."""
@@ -66,7 +56,7 @@ def check_strategy(recipe: Recipe, stages: Collection[str], environment: Mapping
             another precision than bf16 autocast or none.
     """
     asked, found = strategy(environment), {row_of(stage, recipe) for stage in stages}
-    rows = [row for row in TABLE if row in found]
+    rows = [row for row in TESTED if row in found]
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "").lower() or "no"
     if rows and precision not in PRECISIONS:
         raise UserError(
@@ -74,9 +64,10 @@ def check_strategy(recipe: Recipe, stages: Collection[str], environment: Mapping
             "in the launch file, or in ACCELERATE_MIXED_PRECISION"
         )
     for row in rows:
-        reason = TABLE[row]["DeepSpeed" if asked.startswith("ZeRO") else asked]
-        if reason is not None:
-            raise UserError(f"{row} cannot run under {asked}, {reason}{remedy(row, asked)}")
+        if asked not in TESTED[row]:
+            files = " or ".join(["launch/ddp.yaml"] + ["launch/fsdp2.yaml"] * (FSDP2 in TESTED[row]))
+            remedy = ": set fsdp_version: 2" if asked == "FSDP1" else f"; launch it with {files}"
+            raise UserError(f"{row} cannot run under {asked}, it was never run here{remedy}")
         if asked == FSDP2:
             _check_split(row, recipe)
 
@@ -86,14 +77,6 @@ def row_of(stage: str, recipe: Recipe) -> str:
     if stage != "reward":
         return stage
     return f"reward.mode {'head' if recipe.reward.external is not None else recipe.reward.mode}"
-
-
-def remedy(row: str, asked: str) -> str:
-    """The launch files that the stage takes."""
-    if asked == "FSDP1":
-        return ""
-    files = ["launch/ddp.yaml"] + ["launch/fsdp2.yaml"] * (TABLE[row][FSDP2] is None)
-    return f"; launch it with {' or '.join(files)}"
 
 
 def _check_split(row: str, recipe: Recipe) -> None:

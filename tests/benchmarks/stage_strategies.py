@@ -42,7 +42,7 @@ NOT_COMPARED = {"seconds", "peak_rss_mb", "peak_gpu_mb", "tokens_per_second"}
 
 @dataclass(frozen=True)
 class Case:
-    """A row: a stage, its overrides, the row of `stages.launch_strategies.TABLE`, and stages that are there before."""
+    """A row: a stage, its overrides, the row of `stages.launch_strategies.TESTED`, and stages that are there before."""
 
     stage: str
     overrides: tuple[str, ...]
@@ -198,12 +198,12 @@ def cell(folder: Path, one: Path, name: str, processes: int) -> str:
 
 
 def main(root: Path, counts: list[int], rows: list[str]) -> None:
-    from private_rlhf.stages.launch_strategies import FSDP2, TABLE
+    from private_rlhf.stages.launch_strategies import FSDP2, TESTED
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     subprocess.run([sys.executable, __file__, "--prepare", str(root)], env=environment, check=True, capture_output=True)
     columns = {"one process": (1, {}, rows)}
-    split = [name for name in rows if TABLE[CASES[name].row][FSDP2] is None]
+    split = [name for name in rows if FSDP2 in TESTED[CASES[name].row]]
     for count in [count for count in counts if count > 1]:
         columns |= {f"DDP, {count}": (count, {}, rows), f"FSDP2, {count}": (count, FSDP, split)}
     for column, (processes, asked, names) in columns.items():
