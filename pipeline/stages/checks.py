@@ -160,8 +160,10 @@ def check_message_keys(model: ModelConfig, source: Any) -> None:
         source.summaries(make_renderer(model, load_tokenizer(base_checkpoint(model))), HEAD_ROWS)
 
 
-def check_trainer_args(name: str, settings: Any, recipe: Recipe, world: World) -> None:
-    """`trainer_args` against TRL's own dataclasses, which take seconds to import: only where there are any."""
+def check_trainer_args(name: str, recipe: Recipe, world: World) -> None:
+    """`trainer_args` of section `name` against TRL's own dataclass, which takes seconds to import: only where there are
+    any."""
+    settings = getattr(recipe, name)
     if not settings.trainer_args:
         return
     import trl

@@ -139,7 +139,19 @@ class Privatize(Stage):
         return self.load().RawSource(recipe.data, recipe.privatize, run.root)
 
 
-class Sft(Stage):
+class Trained(Stage):
+    """A stage that trains with TRL by the section of its name."""
+
+    def check_batches(self, recipe: Recipe, world: World) -> None:
+        settings = getattr(recipe, self.name)
+        global_batch(self.name, settings.batch_size, settings.micro_batch_size, world)
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        super().check(recipe, world)
+        check_trainer_args(self.name, recipe, world)
+
+
+class Sft(Trained):
     name = "sft"
     help = "supervised fine-tuning; gives the reference policy."
     reads = ("privatize",)
@@ -156,13 +168,9 @@ class Sft(Stage):
         base = Path(source).expanduser()
         return super().inputs(recipe) | ({source: folder_digest(base)} if base.is_dir() else {})
 
-    def check_batches(self, recipe: Recipe, world: World) -> None:
-        global_batch(self.name, recipe.sft.batch_size, recipe.sft.micro_batch_size, world)
-
     def check(self, recipe: Recipe, world: World) -> None:
         check_base_model(recipe)
         super().check(recipe, world)
-        check_trainer_args(self.name, recipe.sft, recipe, world)
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         count = row_counts(recipe, run, new_release).demonstrations(recipe.sft.batch_size)
@@ -187,7 +195,7 @@ class Online(Stage):
     texts = ("prompts", "evaluation_prompts")
 
 
-class Reward(Stage):
+class Reward(Trained):
     name = "reward"
     help = "reward model from privatised labels, with its uncertainty."
     reads = ("privatize", "sft", "statistic", "online")
@@ -200,7 +208,7 @@ class Reward(Stage):
 
     def check_batches(self, recipe: Recipe, world: World) -> None:
         if recipe.reward.mode != "head":
-            global_batch(self.name, recipe.reward.batch_size, recipe.reward.micro_batch_size, world)
+            super().check_batches(recipe, world)
 
     def check(self, recipe: Recipe, world: World) -> None:
         settings = recipe.reward
@@ -210,7 +218,7 @@ class Reward(Stage):
         check_backbone(recipe)
         check_bits(self.name, settings)
         if settings.mode != "head":
-            check_trainer_args(self.name, settings, recipe, world)
+            super().check(recipe, world)
         elif settings.trainer_args:
             raise UserError("reward.trainer_args is for reward.mode lora or full: remove it, or change the mode")
 
@@ -234,19 +242,28 @@ class OnReward(Stage):
             check_reward_verdict(run)
 
 
-class Ppo(OnReward):
+class ByPpo(OnReward):
+    """A stage that draws, scores and steps with the trainer of section ppo."""
+
+    texts = ("prompts",)
+    any_world = True
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        check_policy(recipe.ppo)
+        super().check(recipe, world)
+
+
+class Ppo(ByPpo):
     name = "ppo"
     help = "KL-regularised PPO against the pessimistic reward."
     reads = ("sft", "reward")
     sections = ("model", "data", "reward", "ppo", "online", "seed")
-    texts = ("prompts",)
-    any_world = True
 
     def sections_of(self, recipe: Recipe) -> tuple[str, ...]:
         return (*self.sections, *(["gvpo"] if recipe.ppo.warm_start or recipe.ppo.polish else []))
-
-    def inputs(self, recipe: Recipe) -> dict[str, str]:
-        return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)
 
     def check_batches(self, recipe: Recipe, world: World) -> None:
         settings = recipe.ppo
@@ -256,43 +273,25 @@ class Ppo(OnReward):
                 "or start fewer processes"
             )
 
-    def check(self, recipe: Recipe, world: World) -> None:
-        check_policy(recipe.ppo)
-        super().check(recipe, world)
 
-
-class Dpo(Stage):
+class Dpo(Trained):
     name = "dpo"
     help = "the DPO baseline, for recipes with `aligner: dpo`."
     reads = ("privatize", "sft", "online")
     sections = ("model", "ppo", "dpo", "seed")
     any_world = True
 
-    def check_batches(self, recipe: Recipe, world: World) -> None:
-        global_batch(self.name, recipe.dpo.batch_size, recipe.dpo.micro_batch_size, world)
-
-    def check(self, recipe: Recipe, world: World) -> None:
-        check_trainer_args(self.name, recipe.dpo, recipe, world)
-
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         size = recipe.dpo.batch_size
         check_rows(row_counts(recipe, run, new_release).pairs(size), self.name, size)
 
 
-class Rloo(OnReward):
+class Rloo(Trained, OnReward):
     name = "rloo"
     help = "RLOO against the pessimistic reward, for recipes with `aligner: rloo`."
     reads = ("sft", "reward")
     sections = ("model", "data", "reward", "ppo", "rloo", "seed")
     texts = ("prompts",)
-
-    def check_batches(self, recipe: Recipe, world: World) -> None:
-        settings = getattr(recipe, self.name)
-        global_batch(self.name, settings.batch_size, settings.micro_batch_size, world)
-
-    def check(self, recipe: Recipe, world: World) -> None:
-        super().check(recipe, world)
-        check_trainer_args(self.name, getattr(recipe, self.name), recipe, world)
 
 
 class Grpo(Rloo):
@@ -301,16 +300,11 @@ class Grpo(Rloo):
     sections = ("model", "data", "reward", "ppo", "grpo", "seed")
 
 
-class Gvpo(OnReward):
+class Gvpo(ByPpo):
     name = "gvpo"
     help = "regression to the Gibbs policy on stored answers, for recipes with `aligner: gvpo`."
     reads = ("sft", "online", "reward")
     sections = ("model", "data", "reward", "ppo", "gvpo", "online", "seed")
-    texts = ("prompts",)
-    any_world = True
-
-    def inputs(self, recipe: Recipe) -> dict[str, str]:
-        return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)
 
     def check_batches(self, recipe: Recipe, world: World) -> None:
         settings = recipe.gvpo
@@ -320,10 +314,6 @@ class Gvpo(OnReward):
                 f"gvpo.batch_size must be at least {settings.samples_per_prompt * world.size}, one group of "
                 f"samples_per_prompt for each process, got {settings.batch_size}: raise it or start fewer processes"
             )
-
-    def check(self, recipe: Recipe, world: World) -> None:
-        check_policy(recipe.ppo)
-        super().check(recipe, world)
 
 
 class Evaluate(Stage):
