@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from peft import PeftModel
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.lm.base_models import check_layers
 from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.models import (
-    DTYPES,
-    dense_copy,
-    four_bit_options,
-    is_four_bit,
-    keep_differentiable,
-    load_whole,
-    unwrap,
-)
+from private_rlhf.lm.models import DTYPES, four_bit_options, is_four_bit, keep_differentiable, load_whole, unwrap
+from private_rlhf.lm.saving import whole_copy
 from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.model import check_pad_token, classifier_class, score_layer, set_score_weight
 from safetensors import SafetensorError
@@ -100,17 +94,11 @@ def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTra
     """Fold LoRA adapters into the weights; a model without adapters is returned as it is. The sum is formed in float32,
     where a bfloat16 one would round most of a small adapter away, and cast to `dtype` (None: float32); the score layer
     stays in float32, and 4-bit layers become their dequantised weights."""
-    merge_and_unload = getattr(model, "merge_and_unload", None)
-    if is_four_bit(unwrap(model)):
-        plain = dense_copy(unwrap(model))
-        set_score_weight(plain, score_layer(model).weight.flatten())
-    elif callable(merge_and_unload):
-        model.float()
-        plain = cast(PreTrainedModel, merge_and_unload())
-    else:
+    if not isinstance(model, PeftModel):
         return cast(PreTrainedModel, model)
-    if dtype is not None:
-        weight = score_layer(plain).weight.flatten().detach().clone()
-        plain.to(dtype)  # type: ignore[arg-type]
-        set_score_weight(plain, weight)
-    return plain
+    weight = score_layer(model).weight.flatten().detach().clone()
+    whole = whole_copy(model, {}, "cpu") if is_four_bit(unwrap(model)) else model
+    plain = whole.float().merge_and_unload()
+    plain.to(dtype or torch.float32)
+    set_score_weight(plain, weight)
+    return cast(PreTrainedModel, plain)

@@ -83,9 +83,8 @@ class HeldOutRecord:
 
 
 class HeldOutStopping(TrainerCallback):
-    """The callback; attach it to the trainer before training, before callbacks that mark whole checkpoints. `rows`: at
-    least two held-out pairs. Kept weights stay in memory and go into each Trainer checkpoint, so that a resumed run
-    decides as an uninterrupted one."""
+    """The callback; attach it to the trainer before training. `rows`: at least two held-out pairs. Kept weights stay in
+    memory and go into each Trainer checkpoint, so that a resumed run decides as an uninterrupted one."""
 
     def __init__(self, rows: Dataset, settings: EarlyStoppingSettings) -> None:
         self.rows, self.every = rows, settings.every
@@ -188,8 +187,7 @@ def train_backbone(
         reward_bound=settings.reward_bound,
         train_dataset=as_dataset(pairs),
         processing_class=tokenizer,
-        # The marker comes last: it says that a checkpoint is whole.
-        callbacks=[*([stopping] if stopping else []), hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
+        callbacks=[stopping] if stopping else None,
     )
     if stopping:
         stopping.attach(trainer)

@@ -13,21 +13,16 @@ from accelerate import PartialState
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World, global_batch, on_cpu
+from private_rlhf.data.render import Renderer
 from private_rlhf.lm.distributed import obey_on_cpus
 from private_rlhf.lm.kernels import plain
 from private_rlhf.lm.logprobs import take_batches, token_batch
 from private_rlhf.lm.rows import sharing_of
 from private_rlhf.lm.saving import save_merged
+from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe.load import nearest
 from torch import Tensor
-from transformers import (
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 from trl import SFTTrainer
 
@@ -200,7 +195,13 @@ class LossOnBar(ProgressCallback):
 
 
 def train(trainer: Trainer, checkpoints: Path) -> None:
-    """Trains, from the newest whole checkpoint where there is one."""
+    """Train, from the newest whole checkpoint where there is one.
+
+    Each checkpoint is marked once it is whole, after what other callbacks add to it. FloatingPointError at a loss that
+    is not finite.
+    """
+    trainer.add_callback(CompletionMarker())
+    trainer.add_callback(StopOnNonFinite())
     if any(isinstance(callback, ProgressCallback) for callback in trainer.callback_handler.callbacks):
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(LossOnBar())
@@ -229,9 +230,10 @@ def loss_history(state: TrainerState) -> list[list[float]]:
     return [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry]
 
 
-def save_trained(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str) -> None:
-    """Saves what a trainer has trained as an ordinary checkpoint in `dtype`, its adapter merged. Every process calls
-    it."""
+def save_trained(trainer: Trainer, renderer: Renderer, target: Path, dtype: str) -> None:
+    """Save what a trainer has trained as an ordinary checkpoint in `dtype`, its adapter merged, with a tokenizer that
+    renders as the renderer does. Every process calls it."""
+    tokenizer = tokenizer_as_trained(renderer)
     save_merged(trainer.accelerator, trainer.model, tokenizer, target, dtype, wrapped=trainer.model_wrapped)
 
 

@@ -6,13 +6,12 @@ bitsandbytes computes with the dequantised NF4 weight: a trained adapter has lea
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -121,6 +120,13 @@ def load_causal_lm(
     return use_grouped_attention(model.eval())
 
 
+def load_policy(path: str | Path, dtype: str, lora: LoraSettings | None, seed: int, **how: Any) -> Any:
+    """The causal LM at `path` to be trained: frozen in `dtype` under a fresh adapter, or without `lora` all its weights
+    in float32. how: as of `load_causal_lm`. UserError as of `load_causal_lm` and `add_lora`."""
+    base = load_causal_lm(path, dtype if lora else "float32", **how)
+    return add_lora(base, lora, seed) if lora else base
+
+
 def load_whole(loader: Any, path: str | Path, allowed: Callable[[str], bool] = lambda _: False, **how: Any) -> Any:
     """`loader.from_pretrained(path, **how)` of a checkpoint with the model's weights and no others.
 
@@ -216,58 +222,20 @@ def keep_differentiable(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def dense_copy(inner: nn.Module) -> PreTrainedModel:
-    """`inner`, a 4-bit model in a PEFT wrapper or by itself, as an ordinary float32 model in eval mode on the CPU.
-
-    Adapters that are switched on are merged; the score layer is left to the caller.
-    """
-    from bitsandbytes.nn import Linear4bit
-    from peft.tuners.lora import LoraLayer
-
-    state: dict[str, Tensor] = {}
-    layers: set[str] = set()
-    for name, module in inner.named_modules():
-        adapted = isinstance(module, LoraLayer)
-        layer: Any = cast(Any, module).base_layer if adapted else module
-        if (adapted or isinstance(layer, Linear4bit)) and not any(name.startswith(f"{other}.") for other in layers):
-            weight = _dequantized(layer) if isinstance(layer, Linear4bit) else layer.weight.float().cpu()
-            state[f"{name}.weight"] = weight + _adapter(module)
-            if getattr(layer, "bias", None) is not None:
-                state[f"{name}.bias"] = layer.bias.float().cpu()
-            layers.add(name)
-    tensors = [*inner.named_parameters(remove_duplicate=False), *inner.named_buffers()]  # tied ones by both names
-    for name, parameter in tensors:
-        if not any(name.startswith(f"{other}.") for other in layers):
-            state[name] = parameter.detach().float().cpu() if parameter.is_floating_point() else parameter.cpu()
-    config = copy.deepcopy(cast(Any, inner).config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    dense = type(inner)(config)
-    names = [name for name in dense.state_dict() if name != "score.weight"]
-    if missing := [name for name in names if name not in state]:
-        raise RuntimeError(f"the 4-bit model lacks weights for {', '.join(missing)}")
-    dense.load_state_dict({name: state[name] for name in names}, strict=False)
-    if hasattr(inner, "generation_config"):
-        dense.generation_config = copy.deepcopy(inner.generation_config)
-    return cast(PreTrainedModel, dense.float().eval())
-
-
-def _dequantized(layer: Any) -> Tensor:
-    """The weight a 4-bit layer computes with, (out, in) float32."""
+def dense_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a 4-bit model, in a PEFT wrapper or by itself, on the CPU: floating-point tensors in float32,
+    and in the place of 4-bit weights those (out, in) that their layers compute with."""
     from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
 
-    weight = layer.weight
-    return dequantize_4bit(weight.data, weight.quant_state).float().cpu().reshape(layer.out_features, layer.in_features)
-
-
-def _adapter(module: nn.Module) -> Tensor | float:
-    """The active adapters' update of a LoRA layer (out, in) float32; 0 for a plain layer or one switched off."""
-    from peft.tuners.lora import LoraLayer
-
-    if not isinstance(module, LoraLayer) or module.disable_adapters:
-        return 0.0
-    updates = [cast(Any, module).get_delta_weight(name).float().cpu() for name in module.active_adapters]
-    return cast(Tensor, sum(updates))
+    layers: dict[str, Any] = {name: each for name, each in model.named_modules() if isinstance(each, Linear4bit)}
+    packed = tuple(f"{name}.weight" for name in layers)  # and what goes with it: `weight.absmax` and the like
+    others = {name: value.cpu() for name, value in model.state_dict().items() if not name.startswith(packed)}
+    state = {name: value.float() if value.is_floating_point() else value for name, value in others.items()}
+    for name, layer in layers.items():
+        weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float().cpu()
+        state[f"{name}.weight"] = weight.reshape(layer.out_features, layer.in_features)
+    return state
 
 
 def recompute_layers(model: Any) -> None:

@@ -19,7 +19,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.models import DTYPES, dense_copy, end_ids, is_four_bit, load_causal_lm, no_progress_bars, unwrap
+from private_rlhf.lm.models import DTYPES, dense_state, end_ids, is_four_bit, load_causal_lm, no_progress_bars, unwrap
 from private_rlhf.lm.templates import tokenizer_as_trained
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -204,16 +204,23 @@ def merged_copy(model: Any, state: dict[str, torch.Tensor], dtype: torch.dtype) 
     return plain
 
 
-def whole_copy(model: Any, state: dict[str, torch.Tensor]) -> Any:
-    """`model`, its adapter included, on the tensors of `state`; one in 4 bits is dense, and has its adapter merged."""
+def whole_copy(model: Any, state: dict[str, torch.Tensor], device: str = "meta") -> Any:
+    """`model` on the tensors of `state`, its adapter included unless that is off; one in 4 bits on its own, dequantised
+    tensors. device: of buffers."""
     inner: Any = unwrap(model)
+    config = copy.deepcopy(inner.config)
     if is_four_bit(inner):
-        return dense_copy(inner)
-    with torch.device("meta"):
-        copied: Any = type(inner)(copy.deepcopy(inner.config))
-    if isinstance(model, PeftModel):
+        state = dense_state(model)
+        del config.quantization_config
+    with torch.device(device):
+        copied: Any = type(inner)(config)
+    layers = [module for module in inner.modules() if isinstance(module, BaseTunerLayer)]
+    if isinstance(model, PeftModel) and not any(layer.disable_adapters for layer in layers):
         with torch.random.fork_rng(devices=[]):
             copied = get_peft_model(copied, copy.deepcopy(model.peft_config[model.active_adapter]))
+    elif layers:
+        plain = {name.removeprefix("base_model.model.").replace("base_layer.", ""): name for name in state}
+        state = {name: state[full] for name, full in plain.items() if "lora_" not in name}
     fill(copied, state)
     return copied
 

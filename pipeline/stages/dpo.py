@@ -19,9 +19,7 @@ from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
-from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
-from private_rlhf.lm.templates import tokenizer_as_trained
-from private_rlhf.recipe import Recipe
+from private_rlhf.lm.models import load_causal_lm, load_policy, load_tokenizer
 from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, pair_dataset
 from private_rlhf.stages.context import StageContext
 from trl import DPOConfig
@@ -30,7 +28,7 @@ from trl import DPOConfig
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.dpo
-    reference_path = context.run.stage("sft") / "model"
+    reference_path, lora, dtype = context.run.stage("sft") / "model", settings.lora, recipe.model.dtype
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
@@ -46,21 +44,19 @@ def run(context: StageContext) -> dict[str, Any]:
     kl_coef = recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef
     arguments = hf_trainer.trainer_config("dpo", settings, DPOConfig, context.checkpoints, recipe.seed, context.world,
                                           beta=kl_coef, max_length=None)  # fmt: skip
-    policy, reference = policy_and_reference(context, recipe)
     trainer = PrivateDpoTrainer(
-        model=policy,
-        ref_model=reference,
+        model=load_policy(reference_path, dtype, lora, recipe.seed),
+        ref_model=None if lora else load_causal_lm(reference_path, "float32"),  # else the adapter is switched off
         args=arguments,
         loss=settings.loss,
         noise=noise,
         train_dataset=dataset,
         processing_class=renderer.tokenizer,
-        callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
     )
     hf_trainer.train(trainer, context.checkpoints)
 
     # --- results ------------------------------------------------------------------------------------------------------
-    hf_trainer.save_trained(trainer, tokenizer_as_trained(renderer), context.folder / "model", recipe.model.dtype)
+    hf_trainer.save_trained(trainer, renderer, context.folder / "model", dtype)
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
@@ -82,14 +78,6 @@ def token_ids(pair: ReleasedPair, renderer: Renderer) -> tuple[list[int], list[i
     """(prompt, the response that z prefers, the other) as token ids, see `Renderer.learnt_ids`."""
     responses = (renderer.learnt_ids(pair.chosen), renderer.learnt_ids(pair.rejected))
     return (renderer.prompt_ids(pair.prompt), *responses)
-
-
-def policy_and_reference(context: StageContext, recipe: Recipe) -> tuple[Any, Any | None]:
-    """The policy, and a frozen copy of π_ref for full fine-tuning; None under LoRA: the adapter is switched off."""
-    path, lora = context.run.stage("sft") / "model", recipe.dpo.lora
-    if lora:
-        return add_lora(load_causal_lm(path, recipe.model.dtype), lora, recipe.seed), None
-    return load_causal_lm(path, "float32"), load_causal_lm(path, "float32")
 
 
 if __name__ == "__main__":

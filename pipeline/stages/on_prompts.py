@@ -17,7 +17,7 @@ from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, text_count
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
-from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer, recompute_layers
+from private_rlhf.lm.models import load_causal_lm, load_policy, load_tokenizer, recompute_layers, unwrap
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward, load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
@@ -110,14 +110,13 @@ def policy_and_reference(
     Under LoRA π_ref is the policy with its adapter off (None here), in 4 bits if the policy's base is; without LoRA, or
     where the policy starts from another checkpoint than π_ref's `path`, a frozen copy.
     """
-    lora = settings.lora
-    dtype = dtype if lora else "float32"
-    base = load_causal_lm(start or path, dtype, four_bit=settings.quantize is not None)
-    policy = add_lora(base, lora, seed) if lora else base
+    lora, four_bit = settings.lora, settings.quantize is not None
+    policy = load_policy(start or path, dtype, lora, seed, four_bit=four_bit)
     if settings.gradient_checkpointing:
-        recompute_layers(base)
-    reference = None if lora and start is None else load_causal_lm(path, dtype)  # KL 0 at first without `start`
-    return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
+        recompute_layers(unwrap(policy))
+    shared = lora and start is None
+    reference = None if shared else load_causal_lm(path, dtype if lora else "float32")  # KL 0 at first without `start`
+    return PolicyWithValue(policy, policy.config.hidden_size).eval(), reference
 
 
 @contextlib.contextmanager

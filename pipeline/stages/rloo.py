@@ -15,8 +15,7 @@ from typing import Any
 
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.generate import Sampling
-from private_rlhf.lm.models import add_lora, load_causal_lm
-from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.lm.models import load_policy
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
@@ -48,14 +47,12 @@ def run(context: StageContext) -> dict[str, Any]:
     arguments = hf_trainer.trainer_config(
         aligner, settings, schema, context.checkpoints, recipe.seed, context.world, **fixed
     )
-    lora = settings.lora
-    base = load_causal_lm(reference_path, recipe.model.dtype if lora else "float32")
+    dtype = recipe.model.dtype
     trainer = kind(
-        model=add_lora(base, lora, recipe.seed) if lora else base,  # of all weights TRL loads π_ref itself
+        model=load_policy(reference_path, dtype, settings.lora, recipe.seed),  # of all weights TRL loads π_ref itself
         args=arguments,
         train_dataset=prompt_dataset(len(prompts), settings, recipe.seed),
         processing_class=renderer.tokenizer,
-        callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
         task=task,
     )
     scorer.checkpoint.model.model.to(trainer.accelerator.device)
@@ -66,7 +63,7 @@ def run(context: StageContext) -> dict[str, Any]:
     hf_trainer.train(trainer, context.checkpoints)
 
     # --- results ------------------------------------------------------------------------------------------------------
-    hf_trainer.save_trained(trainer, tokenizer_as_trained(renderer), context.folder / "model", recipe.model.dtype)
+    hf_trainer.save_trained(trainer, renderer, context.folder / "model", dtype)
     history = history_of(trainer.state, settings.rollouts, fixed["beta"])
     if context.world.main:
         write_results(context, renderer, history, len(prompts))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from peft import PeftModel
 from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
@@ -23,8 +22,7 @@ from private_rlhf.lm.base_models import base_checkpoint, base_config, check_arch
 from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.model_folders import check_context
-from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
-from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.lm.models import load_policy, load_tokenizer
 from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
 from trl import SFTConfig
@@ -53,22 +51,15 @@ def run(context: StageContext) -> dict[str, Any]:
     dataset = tokenized(demonstrations, renderer)
 
     # --- model ------------------------------------------------------------------------------------------------------
-    dtype = recipe.model.dtype if settings.lora else "float32"
-    model = load_causal_lm(base, dtype, revision=recipe.model.revision)
-    policy = add_lora(model, settings.lora, recipe.seed) if settings.lora else model
+    dtype, revision = recipe.model.dtype, recipe.model.revision
+    policy = load_policy(base, dtype, settings.lora, recipe.seed, revision=revision)
 
     # --- training ---------------------------------------------------------------------------------------------------
-    trainer = RowSftTrainer(
-        model=policy,
-        args=arguments,
-        train_dataset=dataset,
-        processing_class=renderer.tokenizer,
-        callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
-    )
+    trainer = RowSftTrainer(policy, arguments, train_dataset=dataset, processing_class=renderer.tokenizer)
     hf_trainer.train(trainer, context.checkpoints)
 
     # --- results ----------------------------------------------------------------------------------------------------
-    hf_trainer.save_trained(trainer, tokenizer_as_trained(renderer), context.folder / "model", recipe.model.dtype)
+    hf_trainer.save_trained(trainer, renderer, context.folder / "model", dtype)
     history, source = hf_trainer.loss_history(trainer.state), bare_name(recipe.data.demonstrations)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
@@ -81,7 +72,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "source": source,
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
-        "lora": isinstance(policy, PeftModel),
+        "lora": settings.lora is not None,
         "summary": f"{len(dataset)} demonstrations ({source}){left_out(dropped)}, "
         f"{trainer.state.global_step} steps, loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
+from private_rlhf.data.render import Renderer
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.hf_trainer import check_trainer_args, global_batch, last_whole_checkpoint
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
@@ -170,7 +171,8 @@ def test_saving_gathers_the_wrapped_weights_and_merges_the_adapter(checkpoint: P
             if "lora_B" in name:
                 parameter.fill_(0.01)
     trainer: Any = SimpleNamespace(accelerator=Accelerator(cpu=True), model=model, model_wrapped=wrapped)
-    hf_trainer.save_trained(trainer, load_tokenizer(checkpoint), tmp_path / "model", "bfloat16")
+    renderer = Renderer(load_tokenizer(checkpoint), 64, 8)
+    hf_trainer.save_trained(trainer, renderer, tmp_path / "model", "bfloat16")
     saved = load_file(tmp_path / "model" / "model.safetensors")
     merged = wrapped.merge_and_unload().state_dict()
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
