@@ -33,10 +33,9 @@ from private_rlhf.rl.ppo_losses import KlController, clipped_policy_loss, clippe
 from private_rlhf.rl.reader import Evaluated, PolicyReader
 from private_rlhf.rl.reward_function import FunctionScorer, RewardFunction
 from private_rlhf.rl.rollout import (
-    ResponseRecord,
     Rollout,
     Targets,
-    join_records,
+    join_responses,
     learning_targets,
     minibatch_order,
     prompt_index,
@@ -303,25 +302,11 @@ class PpoTrainer:
         extra: torch.Tensor,
     ) -> Rollout:
         """One rollout of what all processes sampled, in the order of `indices`."""
-        logprobs, reference_logprobs, values = evaluated
-        records = [
-            ResponseRecord(
-                index,
-                prompts[j],
-                responses[j],
-                logprobs[j],
-                reference_logprobs[j],
-                values[j],
-                float(scores.reward[j]),
-                float(scores.bonus[j]),
-                float(scores.baseline[j]),
-                extra[j].tolist(),
-            )
-            for j, index in enumerate(indices)
-        ]
-        everything = sorted(gather_object(records), key=lambda record: record.index)
+        numbers = [column.tolist() for column in (scores.reward, scores.bonus, scores.baseline, extra)]
+        mine = dict(zip(indices, zip(prompts, responses, *evaluated, *numbers, strict=True), strict=True))
+        rows = [row for _, row in sorted(gather_object(list(mine.items())), key=lambda item: item[0])]
         weights = [reward.weight for reward in self.extra_rewards]
-        return join_records(everything, self.ends, self.config.missing_eos_penalty, self.accelerator.device, weights)
+        return join_responses(rows, self.ends, self.config.missing_eos_penalty, self.accelerator.device, weights)
 
     def _texts(self, responses: Sequence[list[int]]) -> list[str]:
         return [self.renderer.text(row) for row in responses]

@@ -17,23 +17,6 @@ from private_rlhf.rl.ppo_losses import generalised_advantages, token_rewards, wh
 
 
 @dataclass
-class ResponseRecord:
-    """One response as the process that sampled it knows it; per-token lists have the response's length."""
-
-    index: int
-    prompt: list[int]
-    response: list[int]
-    logprobs: list[float]
-    reference_logprobs: list[float]
-    values: list[float]
-    reward: float
-    bonus: float
-    baseline: float
-    extra: list[float] = field(default_factory=list)
-    """One number per extra reward, before its weight."""
-
-
-@dataclass
 class Rollout:
     """All responses of one iteration, gathered from every process; B responses, C tokens, P prompt tokens.
 
@@ -114,8 +97,8 @@ class Targets:
     returns: torch.Tensor
 
 
-def join_records(
-    records: Sequence[ResponseRecord],
+def join_responses(
+    rows: Sequence[Sequence[Any]],
     ends: Collection[int],
     missing_eos_penalty: float,
     device: torch.device,
@@ -123,25 +106,28 @@ def join_records(
 ) -> Rollout:
     """All responses of one iteration as padded tensors on `device`; one is finished if its last token is in `ends`.
 
+    rows: of each response its prompt and itself as token ids; log π, log π_ref and value of each token; r̄, Γ, baseline;
+        and the extra rewards.
+
     Raises:
         NonFiniteError: a number of a response is NaN or infinite.
     """
-    finished = torch.tensor([record.response[-1] in ends for record in records], device=device)
-    reward = torch.tensor([record.reward for record in records], device=device)
-    bonus = torch.tensor([record.bonus for record in records], device=device)
-    extra = torch.tensor([record.extra for record in records], dtype=torch.float32, device=device)
+    prompts, responses, *numbers = map(list, zip(*rows, strict=True))
+    logprobs, reference_logprobs, values = (pad_numbers(column, device) for column in numbers[:3])
+    reward, bonus, baseline, extra = (torch.tensor(each, dtype=torch.float32, device=device) for each in numbers[3:])
+    finished = torch.tensor([response[-1] in ends for response in responses], device=device)
     scores = reward - bonus - missing_eos_penalty * (~finished).float()
     return Rollout(
-        prompts=[record.prompt for record in records],
-        responses=[record.response for record in records],
-        mask=pad_numbers([[1.0] * len(record.response) for record in records], device),
+        prompts=prompts,
+        responses=responses,
+        mask=pad_numbers([[1.0] * len(response) for response in responses], device),
         finished=finished,
-        logprobs=pad_numbers([record.logprobs for record in records], device),
-        reference_logprobs=pad_numbers([record.reference_logprobs for record in records], device),
-        values=pad_numbers([record.values for record in records], device),
+        logprobs=logprobs,
+        reference_logprobs=reference_logprobs,
+        values=values,
         reward=reward,
         bonus=bonus,
-        baseline=torch.tensor([record.baseline for record in records], device=device),
+        baseline=baseline,
         scores=scores + weighted_sum(extra, extra_weights) if extra_weights else scores,
         extra=extra,
         extra_weights=extra_weights,
