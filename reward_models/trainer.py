@@ -26,7 +26,8 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 POOL = 50
-_LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
+TOKENISED = ({"chosen_ids", "rejected_ids"}, {"chosen_input_ids", "rejected_input_ids"})
+"""Columns of token ids that TRL takes, now and in earlier versions."""
 
 
 def row_length(chosen: Sequence[int], rejected: Sequence[int]) -> int:
@@ -142,13 +143,9 @@ class PrivateRewardTrainer(RewardTrainer):
         speed_up(self.model)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: RewardConfig, dataset_name: str) -> Any:
-        columns = list(dataset.column_names or next(iter(dataset)))
-        renamed = {old: new for old, new in _LEGACY_COLUMNS.items() if old in columns and new not in columns}
-        if renamed:
-            dataset = dataset.rename_columns(renamed)
-            columns = [renamed.get(column, column) for column in columns]
-        is_tokenised, data = {"chosen_ids", "rejected_ids"} <= set(columns), f"the {dataset_name} dataset"
-        if not is_tokenised and (missing := {"chosen", "rejected"} - set(columns)):
+        columns, data = set(dataset.column_names or next(iter(dataset))), f"the {dataset_name} dataset"
+        is_tokenised = any(names <= columns for names in TOKENISED)
+        if not is_tokenised and (missing := {"chosen", "rejected"} - columns):
             names = ", ".join(sorted(missing))
             raise ValueError(f"{data} has no {names}: pass preferences, or token ids as chosen_ids and rejected_ids")
         if "margin" in columns:

@@ -16,7 +16,7 @@ from private_rlhf.core.stats import bootstrap_mean, wilson
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.evaluation.chat_judge import ChatJudge, messages
 from private_rlhf.evaluation.rates import agreement, beats, decided_win_rate, length_controlled
-from private_rlhf.evaluation.truths import HUMAN, load_truth
+from private_rlhf.evaluation.truths import HUMAN, load_truth, reward_function
 from private_rlhf.lm.logprobs import response_forward, token_batches
 from private_rlhf.lm.model_folders import check_lm_folder, weights_digest
 from private_rlhf.lm.rows import sharing_of
@@ -63,10 +63,10 @@ class ScoreJudge:
 
 def truth_judge() -> ScoreJudge:
     """The embedded task's known reward as judge."""
-    from private_rlhf.embedded.truth import true_reward
+    reward = reward_function("embedded")
 
     def score(prompts: Sequence[Prompt], texts: Sequence[str]) -> np.ndarray:
-        return np.array([true_reward(plain_prompt(prompt), text) for prompt, text in zip(prompts, texts, strict=True)])
+        return np.array([reward(plain_prompt(prompt), text) for prompt, text in zip(prompts, texts, strict=True)])
 
     return ScoreJudge({"kind": "truth"}, score)
 
