@@ -35,6 +35,16 @@ class StageContext:
         return self.run.checkpoints(self.name)
 
     @property
+    def reference(self) -> Path:
+        """The checkpoint of π_ref."""
+        return self.run.stage("sft") / "model"
+
+    @property
+    def reward_model(self) -> Path:
+        """The checkpoint of the reward model."""
+        return self.run.stage("reward") / "model"
+
+    @property
     def outside_reward(self) -> dict[str, str]:
         """The row of a policy's card about a reward model that this run did not fit; empty where it fitted one."""
         said = external_reward(json.loads((self.run.stage("reward") / "fit.json").read_text(encoding="utf-8")))

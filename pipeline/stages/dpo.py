@@ -28,7 +28,7 @@ from trl import DPOConfig
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.dpo
-    reference_path, lora, dtype = context.run.stage("sft") / "model", settings.lora, recipe.model.dtype
+    reference_path, lora, dtype = context.reference, settings.lora, recipe.model.dtype
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------

@@ -62,12 +62,12 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
 
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
-    reference_path = run_dir.stage("ppo") / REFERENCE if quantised(recipe) else run_dir.stage("sft") / "model"
+    reference_path = run_dir.stage("ppo") / REFERENCE if quantised(recipe) else context.reference
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
     policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
-    scorer = load_scorer(run_dir.stage("reward") / "model", recipe.model, size, use_bonus=use_bonus)
+    scorer = load_scorer(context.reward_model, recipe.model, size, use_bonus=use_bonus)
     scorer.checkpoint.model.model.to(accelerator.device)
     name = truth_name(settings.truth, recipe.data.evaluation_prompts)
     truth = None if name is None else reward_function(name)

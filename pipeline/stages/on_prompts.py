@@ -31,7 +31,7 @@ from private_rlhf.stages.context import StageContext
 def renderer_of(context: StageContext) -> Renderer:
     """The renderer of π_ref's tokenizer."""
     recipe = context.recipe
-    return inputs.make_renderer(recipe.model, load_tokenizer(context.run.stage("sft") / "model"))
+    return inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
 
 
 def fitting_prompts(
@@ -84,10 +84,10 @@ def make_trainer(
     start: Path | None = None,
 ) -> PpoTrainer:
     """A trainer on r̂ of this run, with its weights from π_ref or from the checkpoint `start`."""
-    recipe, path = context.recipe, context.run.stage("sft") / "model"
-    model, reference = policy_and_reference(path, settings, recipe.model.dtype, recipe.seed, start)
+    recipe = context.recipe
+    model, reference = policy_and_reference(context.reference, settings, recipe.model.dtype, recipe.seed, start)
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
-    scorer = load_scorer(context.run.stage("reward") / "model", recipe.model, recipe.reward.feature_batch_size, **how)
+    scorer = load_scorer(context.reward_model, recipe.model, recipe.reward.feature_batch_size, **how)
     scorer.place(accelerator)
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
     trainer.completions = stored_completions(context)

@@ -152,7 +152,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 def make_sampler(context: StageContext, previous: PreviousRun | None, device: Any) -> CandidateSampler:
     """The sampler of candidates: π_ref, or the policy of the previous run, with the backbone of sft/model."""
-    recipe, home = context.recipe, context.run.stage("sft") / "model"
+    recipe, home = context.recipe, context.reference
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home if previous is None else previous.policy, recipe.model.dtype).to(device)
     reference = None if previous is None else load_causal_lm(home, recipe.model.dtype).to(device)

@@ -60,14 +60,13 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run.released)
     noise = release.manifest.noise
-    backbone_path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(backbone_path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
     _, rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
     pad = renderer.tokenizer.pad_token_id
-    load = partial(load_backbone, backbone_path, settings, recipe.model.dtype, pad)
+    load = partial(load_backbone, context.reference, settings, recipe.model.dtype, pad)
 
     def features_of(model: RewardModel, part: str) -> PairFeatures:
         keep = context.checkpoints / part
@@ -133,15 +132,14 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
     if not context.world.main:
         return {}
     release = inputs.release(context.run.released)
-    path, folder = context.run.stage("sft") / "model", context.run.stage("statistic") / "sum"
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
     try:
-        statistic, basis = load_statistic(folder)
+        statistic, basis = load_statistic(context.run.stage("statistic") / "sum")
     except ValueError as error:
         raise UserError(f"{error}: run again with --from statistic") from None
     fit = fit_statistic(statistic, None if settings.ridge == "evidence" else settings.ridge)
     weight = basis.weight(fit.theta)
-    backbone = load_backbone(path, settings, recipe.model.dtype, renderer.tokenizer.pad_token_id)
+    backbone = load_backbone(context.reference, settings, recipe.model.dtype, renderer.tokenizer.pad_token_id)
     set_score_weight(backbone, weight)
     metadata = describe_model(recipe, release.manifest, backbone, NOISY_SUM_LOSS, fit.ridge, len(statistic.x))
     bonus = FisherBonus(weight, basis, fit.information, settings.reward_bound, settings.kappa)

@@ -29,10 +29,9 @@ def run(context: StageContext) -> dict[str, Any]:
     settings = recipe.rloo if aligner == "rloo" else recipe.grpo
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
-    reference_path = context.run.stage("sft") / "model"
     renderer = renderer_of(context)
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
-    scorer = load_scorer(context.run.stage("reward") / "model", recipe.model, size, use_bonus=use_bonus)
+    scorer = load_scorer(context.reward_model, recipe.model, size, use_bonus=use_bonus)
     fitting, count = fitting_prompts(context, renderer)
     prompts = evenly_spaced(fitting, ppo.max_prompts)
     sampling = Sampling(recipe.model.max_response_tokens, ppo.temperature, ppo.top_p)
@@ -49,7 +48,8 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     dtype = recipe.model.dtype
     trainer = kind(
-        model=load_policy(reference_path, dtype, settings.lora, recipe.seed),  # of all weights TRL loads π_ref itself
+        # Without an adapter TRL loads π_ref itself.
+        model=load_policy(context.reference, dtype, settings.lora, recipe.seed),
         args=arguments,
         train_dataset=prompt_dataset(len(prompts), settings, recipe.seed),
         processing_class=renderer.tokenizer,

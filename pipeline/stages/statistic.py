@@ -47,11 +47,10 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- rows of features, from which no label can be told ------------------------------------------------------------
     release = inputs.release(context.run.released)
-    path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
     kept = rendered_pairs(release.rows, renderer, recipe.model.too_long)
     pad, size = renderer.tokenizer.pad_token_id, recipe.reward.feature_batch_size
-    backbone = load_backbone(path, recipe.reward, recipe.model.dtype, pad)
+    backbone = load_backbone(context.reference, recipe.reward, recipe.model.dtype, pad)
     model = RewardModel(backbone.to(accelerator.device), reward_bound=None)
     features = pair_features(model, kept.pairs, pad, size, context.checkpoints / "frozen", accelerator)
     basis, difference = coordinates(features, recipe)
