@@ -13,7 +13,7 @@ from private_rlhf.lm.hf_trainer import LAUNCHED
 from private_rlhf.recipe import ALIGNERS, Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.stages.declarations import preflight, stage_of
-from private_rlhf.stages.launch_strategies import FSDP2, TESTED, WHOLE, check_strategy, strategy
+from private_rlhf.stages.launch_strategies import TESTED, check_strategy, strategy
 from support.recipes import recipe_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,13 +52,6 @@ def test_a_stage_is_welcome_where_it_ran_and_refused_in_one_line_elsewhere(
         preflight(made, [stage], World(0, 2))
     assert "\n" not in str(caught.value)
     assert "ddp.yaml" in str(caught.value) or "fsdp_version: 2" in str(caught.value)
-
-
-def test_what_was_run_is_whole_weights_everywhere_and_never_deepspeed() -> None:
-    """ZeRO was welcome once, and never started: accelerate's `prepare` asks for a data loader there."""
-    assert {row for row, column in RAN if column == WHOLE} == set(TESTED)
-    assert {column for _, column in RAN} == {WHOLE, FSDP2}
-    assert {row for row, column in RAN if column == FSDP2} == set(TESTED) - {"rloo", "grpo"}
 
 
 @pytest.mark.parametrize(
