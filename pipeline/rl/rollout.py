@@ -6,14 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from private_rlhf.data.render import Prompt
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.rows import Sharing, batches
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
 from private_rlhf.rl.ppo_losses import generalised_advantages, token_rewards, whiten
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -167,7 +168,7 @@ def minibatch_order(prompts: Sequence[Sequence[int]], minibatch_size: int, seed:
     return cut(order, minibatch_size)
 
 
-def evenly_spaced(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
+def evenly_spaced(prompts: Sequence[T], count: int | None) -> list[T]:
     """`count` of the prompts at even distances; all of them for None."""
     if count is None or count >= len(prompts):
         return list(prompts)

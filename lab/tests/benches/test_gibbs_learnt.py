@@ -8,65 +8,69 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from private_rlhf.core.world import declared_world
-from private_rlhf.data.inputs import evaluation_prompts, make_renderer, training_prompts
+from private_rlhf.data.inputs import make_renderer
 from private_rlhf.lm.base_models import base_checkpoint
-from private_rlhf.lm.distributed import make_accelerator
-from private_rlhf.lm.logprobs import mean_logprobs
-from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.gibbs import gibbs_weights
-from private_rlhf_lab.benches.gibbs_learnt import SETTINGS, Bench, Draws, Setting, gains, shares
-from private_rlhf_lab.benches.gibbs_losses import LOSSES
+from private_rlhf.rl.replay import Answers
+from private_rlhf_lab.benches.gibbs_learnt import SETTINGS, WHOLE, Bench, Setting, candidates, gains, shares
+from private_rlhf_lab.benches.gibbs_losses import prefix_variance
 from support.pipeline_runs import ROOT
 
 GOOD, BAD = [20, 21, 22], [30, 31, 32]
+PROMPTS = 32
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    """One on the tiny model, without a run."""
+    """Of two answers of the tiny model to each of 32 prompts the first has a reward 3 kl_coef higher."""
     recipe = load_recipe(Recipe, ROOT / "configs" / "demo.yaml")
-    ppo = replace(recipe.ppo, lora=LoraSettings(rank=4))
-    made = object.__new__(Bench)
-    made.recipe = replace(recipe, ppo=ppo, model=replace(recipe.model, dtype="float32"))
-    made.home = Path(base_checkpoint(ModelConfig(source="tiny", cache_dir=tmp_path)))
-    made.renderer = make_renderer(made.recipe.model, load_tokenizer(made.home))
-    made.accelerator = make_accelerator(declared_world())
-    return made
+    lora = LoraSettings(rank=4, last_layers=1, target_modules=["q_proj", "up_proj"])
+    recipe = replace(recipe, gvpo=replace(recipe.gvpo, lora=lora), model=replace(recipe.model, dtype="float32"))
+    home = Path(base_checkpoint(ModelConfig(source="tiny", cache_dir=tmp_path)))
+    renderer = make_renderer(recipe.model, load_tokenizer(home))
+    ids = [renderer.prompt_ids(f"prompt {number}") for number in range(PROMPTS) for _ in range(2)]
+    score = [3.0 * recipe.ppo.kl_coef, 0.0] * PROMPTS
+    return Bench(recipe, home, Answers.unscored(ids, [GOOD, BAD] * PROMPTS, 0, score))
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*WHOLE, "prefixes"])
 def test_what_the_reward_prefers_becomes_likelier(bench: Bench, loss: str, averaged: bool) -> None:
-    """Of two answers to each of 32 prompts the first has a reward 3 kl_coef higher."""
-    prompts = [f"prompt {number}" for number in range(32)]
-    score = torch.tensor([[3.0 * bench.recipe.ppo.kl_coef, 0.0]], dtype=torch.float64).repeat(len(prompts), 1)
-    draws = Draws(prompts, [row for _ in prompts for row in (GOOD, BAD)], score, score)
-    setting = Setting(loss, prompts=32, answers=2, passes=4, rate=1e-2, rank=4, averaged=averaged)
-    learnt, facts = bench.learn(setting, [draws])
-    assert (facts["steps"], len(facts["losses"])) == (16, 4)
-    margin = []
-    for model in (load_causal_lm(bench.home, "float32"), learnt.policy):
-        rows = [(bench.renderer.prompt_ids("another"), row) for row in (GOOD, BAD)]
-        likely = mean_logprobs(model, rows, pad_token_id=0, batch_size=2, device=torch.device("cpu"))
-        margin.append(likely[0] - likely[1])
-    assert margin[1] > margin[0] + 0.1
+    """On prompts that are not learnt from. An untrained policy gains nothing there."""
+    setting = Setting(loss, answers=2, passes=4, rate=1e-2, averaged=averaged)
+    untrained = bench.measure(setting, "held-out")
+    assert np.abs(untrained["score"]).max() < 1e-3
+    row = bench.row(setting)
+    assert (row["steps"], len(row["losses"]), len(row["held-out"]["kl"])) == (12, 4, 8)
+    assert np.mean(row["held-out"]["score"]) > 0.1
+    if loss == "variance":
+        again = bench.row(setting)  # nothing of the policy before it is left
+        assert again["held-out"] == row["held-out"]
 
 
-def test_a_pass_reads_every_prompt_once(bench: Bench) -> None:
-    steps = list(bench.groups(Setting(answers=8), 270, 270))
-    first = [prompt for step in steps[:135] for prompt in step]
-    assert sorted(first) == list(range(270))
-    assert sorted(prompt for step in steps for prompt in step) == sorted(2 * list(range(270)))
+def test_held_out_prompts_are_not_learnt_from(bench: Bench) -> None:
+    setting = Setting(answers=2, passes=2, prompts=16)
+    steps = list(bench.groups(setting, torch.Generator()))
+    assert [len(step) for step in steps] == [8] * 4
+    assert len({prompt for step in steps for prompt in step}) == 16
+    learnt, held_out = ({*bench.prompts(setting, split)} for split in ("training", "held-out"))
+    assert {prompt for step in steps for prompt in step} == learnt
+    assert not learnt & held_out
+    assert len(held_out) == 8
 
 
-def test_further_prompts_are_new(bench: Bench) -> None:
-    known = {*training_prompts("embedded", Path()), *evaluation_prompts("embedded", Path())}
-    further = bench.prompts("further")
-    assert len(set(further)) == len(further) == 810
-    assert not known & set(further)
+def test_prefixes_have_no_variance_at_the_gibbs_policy_and_some_elsewhere() -> None:
+    """The log-ratio of each token is what it adds to the expected utility, up to a constant at the first."""
+    values = [torch.tensor([0.5, 1.0, -0.5]), torch.tensor([0.25])]
+    exact = torch.tensor([[0.5, 0.5, -1.5], [0.25, 0.0, 0.0]])
+    shifted = exact + torch.tensor([[0.7, 0.0, 0.0], [0.7, 0.0, 0.0]])
+    assert float(prefix_variance(exact, values, 2)) == pytest.approx(0.0, abs=1e-12)
+    assert float(prefix_variance(shifted, values, 2)) == pytest.approx(0.0, abs=1e-12)
+    # By hand: residuals ½, 1, −½ of weights ½, ½, 1 and ¼ of weight 1 have mean 1/6, and Σ w·(u − 1/6)² = 0.854.
+    assert float(prefix_variance(torch.zeros(2, 3), values, 2)) == pytest.approx(0.2135417, abs=1e-6)
 
 
 def test_shares_are_of_the_same_prompts() -> None:
@@ -76,19 +80,31 @@ def test_shares_are_of_the_same_prompts() -> None:
         "gibbs score": [2.0, 2.0],
         "truth": [0.6, 0.7],
         "gibbs truth": [1.0, 1.0],
+        **{f"variance {name}": [2.0, 2.0] for name in ("π_ref", "Gibbs")},
+        **{f"residual {name}": [0.5, 1.5] for name in ("π_ref", "Gibbs")},
     }
-    found = shares({"resampled": {"training": part, "held-out": part}}, kl_coef=0.5)
-    names = ("resampled training r̂", "resampled held-out r*", "resampled training KL", "sampled training r̂")
-    assert tuple(found[name] for name in names) == (0.5, 0.5, 0.3, "")
+    found = shares({"training": part, "held-out": part}, kl_coef=0.5)
+    names = ("training r̂", "held-out r*", "training KL", "held-out explained, Gibbs")
+    assert tuple(found[name] for name in names) == (0.5, 0.5, 0.3, 0.5)
 
 
 def test_weights_of_the_gibbs_policy_have_its_gain() -> None:
     score = torch.randn(20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    draws = Draws([str(number) for number in range(20)], [], score, score)
-    found = gains(gibbs_weights(score.numpy(), 0.5), draws, 0.5)
+    found = gains(np.log(gibbs_weights(score.numpy(), 0.5)), score, score, 0.5)
     gain = np.array(found["score"]) - 0.5 * np.array(found["kl"])
     assert gain == pytest.approx(np.array(found["gibbs score"]), abs=1e-3)
     assert (gain > 0).all()
+    assert np.abs(found["residual π_ref"]).max() < 1e-3 < np.min(found["variance π_ref"])
+
+
+def test_more_candidates_gain_more_up_to_what_a_normal_reward_allows() -> None:
+    """Of normal r̂ with a small variance, which eight answers show nearly whole."""
+    score = 0.1 * torch.randn(2000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = candidates(score, -score, 0.5)
+    assert [row["candidates"] for row in rows] == [2, 4, 8, np.inf]
+    gain = [row["r̂"] for row in rows]
+    assert gain[0] < gain[1] < gain[2] <= gain[3] == pytest.approx(0.01, abs=1e-3)
+    assert all(row["r*"] < 0 for row in rows[:3])
 
 
 def test_every_setting_is_asked_once() -> None:
