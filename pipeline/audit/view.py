@@ -71,17 +71,17 @@ class View:
 
     roots: list[Path]
     alpha: float
-    prompts: list[Text] = field(default_factory=list)
-    first: list[Text] = field(default_factory=list)
-    second: list[Text] = field(default_factory=list)
-    known: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
-    tables: list[Table] = field(default_factory=list)
-    copies: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int8))
-    files: list[Path] = field(default_factory=list)
-    table_files: set[Path] = field(default_factory=set)
-    facts: tuple[RawFacts, ...] = ()
+    prompts: list[Text]
+    first: list[Text]
+    second: list[Text]
+    known: np.ndarray
+    tables: list[Table]
+    copies: np.ndarray
+    files: list[Path]
+    table_files: set[Path]
+    present: dict[Path, set[bytes]]
+    facts: tuple[RawFacts, ...]
     signs: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
-    present: dict[Path, set[bytes]] = field(default_factory=dict)
 
     def spread(self, table: Table, values: np.ndarray, elsewhere: int = 0) -> np.ndarray:
         """(n,) by event, of values (m,) of a table's rows; `elsewhere` for events that it does not hold."""
@@ -191,13 +191,17 @@ def _epsilons(value: Any) -> Iterator[float | None]:
 class _Builder:
     """Collects rows of judged events while the files are read once."""
 
-    def __init__(self, truth: Truth, most: int | None = None) -> None:
+    def __init__(self, truth: Truth | None, most: int | None = None) -> None:
         self.truth, self.most = truth, most
         self.position: dict[bytes, int] = {}
         self.keys: list[bytes] = []
         self.texts: tuple[list[Text], list[Text], list[Text]] = ([], [], [])
         self.copies: list[tuple[int, int]] = []
         self.products: list[int] = []
+
+    def labels_of(self, key: bytes) -> tuple[int, ...] | None:
+        """The labels of a pair's events, 0 where none is known; None for a pair that is not judged."""
+        return (0,) if self.truth is None else self.truth.labels.get(key)
 
     def read(self, name: str, paths: Sequence[Path], epsilon: float | None) -> list[Table]:
         """The table of these files; rows of an event that stands there twice go to a second table, and so on."""
@@ -212,7 +216,7 @@ class _Builder:
                 if parsed is None:
                     continue
                 key, side, z, texts, rest = parsed
-                labels = self.truth.labels.get(key)
+                labels = self.labels_of(key)
                 if labels is None or (key not in self.position and self.most == len(self.keys)):
                     continue
                 if len(labels) > 1:
@@ -226,7 +230,7 @@ class _Builder:
                 layers[seen[key]].append(((self.position[key], side, z, total - 1, part), rest))
                 seen[key] += 1
         for key, released in doubles.items():
-            labels = self.truth.labels[key]
+            labels = self.labels_of(key) or ()
             if len(labels) == len(released) == 2 and all(released):
                 self.copies.append((released[0], released[1]))
                 self.products.append(labels[0] * labels[1])
@@ -281,26 +285,17 @@ def _grouped(files: Sequence[Path]) -> dict[tuple[Path, tuple[str, str]], list[P
     return groups
 
 
-class _AnyPair(dict[bytes, tuple[int, ...]]):
-    """The labels of an adversary without any: every pair is there, its label unknown."""
-
-    def get(self, key: bytes, default: Any = None) -> tuple[int, ...]:
-        return (0,)
-
-    def __missing__(self, key: bytes) -> tuple[int, ...]:
-        return (0,)
-
-
 def unlabelled_view(roots: Sequence[Path], most: int, epsilon: float | None = None) -> View:
     """The view of somebody who knows no label, of the first `most` pairs. UserError as `build_view`."""
-    return build_view(roots, Truth(_AnyPair(), coins=False), epsilon, most)[0]
+    return build_view(roots, None, epsilon, most)[0]
 
 
 def build_view(
-    roots: Sequence[Path], truth: Truth, epsilon: float | None = None, most: int | None = None
+    roots: Sequence[Path], truth: Truth | None, epsilon: float | None = None, most: int | None = None
 ) -> tuple[View, Answers]:
-    """Read everything once. epsilon: the claim to test where it is not the largest that the manifests state. most: stop
-    taking new events after so many. Half of the events, chosen by a hash of the pair, get their labels into `known`.
+    """Read everything once. truth: None where no label is known; every pair is then judged. epsilon: the claim to test
+    where it is not the largest that the manifests state. most: stop taking new events after so many. Half of the
+    events, chosen by a hash of the pair, get their labels into `known`.
 
     UserError: a root that does not exist, no table, no claim, or none of the truth's events in the tables.
     """
@@ -327,16 +322,16 @@ def build_view(
     claim = epsilon if epsilon is not None else max(claims, default=None)
     if claim is None or is_public(claim):
         raise UserError(f"{where}: states no finite epsilon to be held to; pass --epsilon")
-    labels = np.array([truth.labels[key][0] for key in builder.keys], dtype=np.int8)
+    labels = np.array([truth.labels[key][0] if truth else 0 for key in builder.keys], dtype=np.int8)
     for table in tables:
         if is_public(table.epsilon):
             labels[table.event] = 0  # released as they are, as its manifest says: nothing was promised about these
     half = np.array([key[0] & 1 for key in builder.keys], dtype=np.int8)
     alpha = LabelNoise.of(claim).keep_prob
-    view = View(list(roots), alpha, *builder.texts, known=labels * half, tables=tables, files=files)
-    view.copies = np.array(builder.copies, dtype=np.int8).reshape(-1, 2)
-    view.table_files = {path for paths in groups.values() for path in paths}
-    view.facts, view.present = truth.facts, present
+    copies = np.array(builder.copies, dtype=np.int8).reshape(-1, 2)
+    table_files = {path for paths in groups.values() for path in paths}
+    view = View(list(roots), alpha, *builder.texts, labels * half, tables, copies, files, table_files, present,
+                truth.facts if truth else ())  # fmt: skip
     return view, Answers(labels, np.array(builder.products, dtype=np.int8))
 
 
