@@ -48,19 +48,10 @@ class SftConfig:
     """Passed on to trl.SFTConfig, checked against its fields."""
 
 
-TRL_LOSS = frozenset(
-    {
-        "loss_type",
-        "loss_weights",
-        "label_smoothing",
-        "beta",
-        "ld_alpha",
-        "f_divergence_type",
-        "f_alpha_divergence_coef",
-        "use_weighting",
-        "discopop_tau",
-    }
-)
+TRL_LOSS = frozenset({
+    "loss_type", "loss_weights", "label_smoothing", "beta", "ld_alpha", "f_divergence_type", "f_alpha_divergence_coef",
+    "use_weighting", "discopop_tau",
+})  # fmt: skip
 """Arguments that shape TRL's losses of DPO, none of which is computed."""
 
 
