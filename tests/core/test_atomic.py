@@ -174,3 +174,29 @@ def test_a_file_written_beside_its_folder_leaves_nothing_else_in_it(tmp_path: Pa
         temporary.write_text("whole")
     assert names(bundle) == ["shard"]
     assert stat.S_IMODE((bundle / "shard").stat().st_mode) == 0o600
+
+
+def test_whole_rows_survive_every_cut(tmp_path: Path) -> None:
+    """At every byte at which a kill may fall, also within a letter; the row after it starts a line of its own."""
+    path, rows = tmp_path / "rows.jsonl", [{"n": 1}, {"text": "ε"}, {"n": 3}]
+    with atomic.appending(path) as append:
+        for row in rows:
+            append(row)
+    content = path.read_bytes()
+    assert atomic.read_rows(path) == rows
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        before = atomic.read_rows(path)
+        assert before == rows[: len(before)]
+        with atomic.appending(path) as append:
+            append({"n": 4})
+        assert atomic.read_rows(path) == [*before, {"n": 4}]
+    assert atomic.read_rows(tmp_path / "none") == []
+
+
+def test_an_appender_that_adds_nothing_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"n": 1}\n')
+    with atomic.appending(path):
+        pass
+    assert path.read_text() == '{"n": 1}\n'

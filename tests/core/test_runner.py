@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,28 @@ def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
     reason = {line.stage.name: line.reason for line in plan(recipe(), directory, Selection())}
     assert reason["sft"] == "up to date"
     assert reason["reward"] == "resumes"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_refusal_leaves_nothing_behind(
+    claimed: bool, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether `run` or only the stage was started; a run directory that was there stays."""
+
+    def refuse(context: StageContext) -> dict[str, Any]:
+        assert context.run.root.is_dir()
+        raise UserError("row 3 has no label")
+
+    stub_stages(monkeypatch, refuse)
+    directory = RunDir(tmp_path / "run")
+    if claimed:
+        directory.claim("one", shareable_yaml(recipe()), {})
+    start = partial(runner.execute_one, "privatize") if alone else partial(runner.execute, selection=Selection())
+    with pytest.raises(UserError, match="row 3"):
+        start(recipe(), directory)
+    assert (directory.root / "recipe.yaml").is_file() == claimed
+    assert claimed or not list(tmp_path.iterdir())
 
 
 def test_a_start_sweeps_the_debris_of_a_killed_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,33 +18,36 @@ from private_rlhf.validation.lab import Bounds, Report, jointly, new_figure, wit
 from scipy import stats
 
 
-def estimate(measured: float, interval: tuple[float, float] | None) -> float | Estimate:
-    return measured if interval is None else Estimate(measured, *interval, n=1)
+def estimate(measured: float, low: float, high: float) -> Estimate:
+    return Estimate(measured, low, high, n=1)
+
+
+SLOPE = {"low": -1.05, "high": -0.95}
 
 
 @pytest.mark.parametrize(
-    ("measured", "interval", "verdict"),
+    ("measured", "bounds", "verdict", "criterion"),
     [
-        (0.9, None, "holds"),
-        (1.1, None, "refuted"),
-        (0.9, (0.8, 0.95), "holds"),
-        (0.9, (0.8, 1.2), "undecided"),
-        (1.1, (0.8, 1.2), "undecided"),
-        (1.1, (1.05, 1.2), "refuted"),
+        (0.9, {"high": 1.0}, "holds", "x <= 1"),
+        (1.1, {"high": 1.0}, "refuted", "x <= 1"),
+        (estimate(0.9, 0.8, 0.95), {"high": 1.0}, "holds", "95 % interval of x <= 1"),
+        (estimate(0.9, 0.8, 1.2), {"high": 1.0}, "undecided", "95 % interval of x <= 1"),
+        (estimate(1.1, 0.8, 1.2), {"high": 1.0}, "undecided", "95 % interval of x <= 1"),
+        (estimate(1.1, 1.05, 1.2), {"high": 1.0}, "refuted", "95 % interval of x <= 1"),
+        *((value, SLOPE, verdict, "x >= -1.05 and <= -0.95")
+          for value, verdict in ((-1.1, "refuted"), (-1.0, "holds"), (-0.9, "refuted"))),
+        (estimate(-1.0, -1.2, -0.8), SLOPE, "undecided", "95 % interval of x >= -1.05 and <= -0.95"),
+        *((Bounds(low, high), {"high": 1.0}, verdict, "x <= 1")
+          for low, high, verdict in ((0.5, 0.9, "holds"), (0.5, 1.1, "undecided"), (0.5, math.inf, "undecided"),
+                                     (1.1, math.inf, "refuted"), (math.inf, math.inf, "refuted"))),
     ],
-)
-def test_verdict_of_an_upper_bound(measured: float, interval: tuple[float, float] | None, verdict: str) -> None:
-    claim = within("c", "s", estimate(measured, interval), high=1.0, what="x")
-    assert claim.verdict == verdict
-    assert claim.criterion == ("x <= 1" if interval is None else "95 % interval of x <= 1")
-
-
-def test_two_sided_criterion() -> None:
-    made = [within("c", "s", value, low=-1.05, high=-0.95, what="slope").verdict for value in (-1.1, -1.0, -0.9)]
-    assert made == ["refuted", "holds", "refuted"]
-    wide = within("c", "s", estimate(-1.0, (-1.2, -0.8)), low=-1.05, high=-0.95, what="slope")
-    assert wide.verdict == "undecided"
-    assert wide.criterion == "95 % interval of slope >= -1.05 and <= -0.95"
+)  # fmt: skip
+def test_verdicts_follow_from_the_criterion(
+    measured: float | Estimate | Bounds, bounds: dict[str, float], verdict: str, criterion: str
+) -> None:
+    claim = within("c", "s", measured, **bounds, what="x")  # type: ignore[arg-type]
+    assert (claim.verdict, claim.criterion) == (verdict, criterion)
+    assert (claim.interval is None) == (not isinstance(measured, Estimate))
 
 
 @pytest.mark.parametrize("measured", [float("nan"), float("inf"), -float("inf"), worst([]), worst([0.5, float("nan")])])
@@ -56,7 +59,7 @@ def test_an_infinite_or_empty_ratio_is_refuted(measured: float) -> None:
 
 def test_an_interval_beside_its_value_is_a_mistake() -> None:
     with pytest.raises(ValueError):
-        within("c", "s", estimate(2.0, (0.0, 1.0)), high=1.0, what="x")
+        within("c", "s", estimate(2.0, 0.0, 1.0), high=1.0, what="x")
 
 
 @pytest.mark.parametrize(
@@ -114,19 +117,11 @@ def test_joint_verdicts_keep_their_level() -> None:
     assert 0.035 < joint < 0.065
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"), [(0.5, 0.9, "holds"), (0.5, 1.1, "undecided"), (0.5, math.inf, "undecided"),
-                                 (1.1, math.inf, "refuted"), (math.inf, math.inf, "refuted")],
-)  # fmt: skip
-def test_bounds_without_chance_decide_and_are_not_stretched(low: float, high: float, verdict: str) -> None:
-    claim = within("c", "s", Bounds(low, high), high=1.0, what="x")
-    assert (claim.verdict, claim.criterion, claim.measured, claim.interval) == (verdict, "x <= 1", low, None)
-    assert jointly([claim, within("c", "s", wilson(5, 10), high=1.0, what="x")])[0] == claim
-
-
-def test_exact_numbers_are_not_stretched() -> None:
-    exact, random = within("c", "s", 0.5, high=1.0, what="x"), within("c", "s", wilson(5, 10), high=1.0, what="x")
-    assert jointly([exact, random]) == [exact, random]
+def test_exact_numbers_and_bounds_without_chance_are_not_stretched() -> None:
+    numbers = (0.5, Bounds(0.5, 2.0), wilson(5, 10))
+    exact, bounds, random = (within("c", "s", each, high=1.0, what="x") for each in numbers)
+    assert bounds.measured == 0.5
+    assert jointly([exact, bounds, random]) == [exact, bounds, random]
     wider = jointly([random, random])[0]
     assert wider.interval == random.interval
     assert wider.joint is not None
@@ -137,7 +132,7 @@ def test_exact_numbers_are_not_stretched() -> None:
 def example() -> Report:
     figure, (axes,) = new_figure()
     axes.plot([0, 1], [0, 1])
-    claim = within("a [b] c", "source", estimate(0.5, (0.4, 0.6)), high=1.0, what="x")
+    claim = within("a [b] c", "source", estimate(0.5, 0.4, 0.6), high=1.0, what="x")
     return Report("toy", [claim], {"rows": [{"a": 1, "b": "x"}]}, {"line": figure})
 
 
