@@ -263,7 +263,7 @@ def raw_copy(world: World, folder: Path) -> Path:
 
 def samples_in_a_log(world: World, folder: Path) -> Path:
     sound(world, folder / "release", 0.5)
-    lines = [f"DEBUG sample: preferred={chosen!r}" for _, chosen, _ in world.rows[::4]]
+    lines = [f"DEBUG sample {4 * place}: preferred={row[1]!r}" for place, row in enumerate(world.rows[::4])]
     (folder / "train.log").write_text("\n".join(lines))
     return folder
 
