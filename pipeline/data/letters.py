@@ -56,6 +56,17 @@ def plain(text: str) -> str:
     return words or "".join(text.split())
 
 
+def plain_ascii(data: bytes) -> bytes:
+    """`plain` of ASCII text for which `is_dressed` is false."""
+    return data.translate(_LOWER, _NO_ASCII_WORD) or "".join(data.decode().split()).encode()
+
+
+def is_dressed(data: bytes) -> bool:
+    """True for UTF-8 text of which `turns` reads more than `plain_ascii`: turns, templates, entities, other scripts."""
+    marked = b"<" in data or b"[" in data or b"#" in data or b"&" in data
+    return marked or not data.isascii() or (b":" in data and (b"Human:" in data or b"Assistant:" in data))
+
+
 def last_question(history: Turns) -> str:
     """The letters and digits of the last turn that is not the assistant's; empty if there is none."""
     return next((content for assistant, content in reversed(history) if not assistant), "")

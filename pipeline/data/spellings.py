@@ -9,15 +9,15 @@ pick: reading the letters of every row would slow each release.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from private_rlhf.data.letters import turns
+from private_rlhf.data.letters import is_dressed, plain_ascii, turns
 from private_rlhf.privacy.batches import Bools, Bytes, Canonical, Keys
 from private_rlhf.privacy.events import NOT_TAGGED
 from private_rlhf.privacy.prf import Prf, frame
-from private_rlhf.privacy.records import HEADER_BYTES, TEXT, Text, decode_messages
+from private_rlhf.privacy.records import HEADER_BYTES, MESSAGES, TEXT, Text, decode_messages
 
 WHOLE = 2048
 PICKED_BITS = 5  # one row in 2^5
@@ -49,11 +49,12 @@ def letter_tags(rows: Canonical, kind: bytes, prf: Prf) -> npt.NDArray[np.uint64
 
 def _pairs(keys: Keys, view: memoryview, kind: bytes) -> Iterator[bytes]:
     """The letters and digits of each pair."""
-    ends = np.cumsum(keys["lengths"][:, :3], axis=1, dtype=np.int64) + keys["start"][:, None].astype(np.int64)
-    for start, *stops in np.column_stack([keys["start"].astype(np.int64), ends]).tolist():
-        places = [start + HEADER_BYTES, *(stop + HEADER_BYTES for stop in stops)]
-        prompt, *answers = (_letters(bytes(view[first:end]), kind) for first, end in pairwise(places))
-        lower, higher = sorted(prompt + answer for answer in answers)
+    stops = np.cumsum(keys["lengths"][:, :3], axis=1, dtype=np.int64)
+    for start, (first, second, end) in zip(keys["start"].tolist(), stops.tolist(), strict=True):
+        row = bytes(view[start + HEADER_BYTES : start + HEADER_BYTES + end])
+        read = partial(_letters, kind=kind) if kind == MESSAGES or is_dressed(row) else plain_ascii
+        prompt = read(row[:first])
+        lower, higher = sorted((prompt + read(row[first:second]), prompt + read(row[second:])))
         yield frame(lower) + higher
 
 

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import spellings
+from private_rlhf.data.letters import is_dressed, plain, plain_ascii, turns
 from private_rlhf.data.spellings import letter_tags
 from private_rlhf.privacy.batches import Columns, canonicalize
 from private_rlhf.privacy.events import BEFORE_LETTERS, EVENT, NOT_TAGGED, EventStore, Generation, StagedGeneration
@@ -29,6 +32,13 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 Respell = Callable[[Row], Row]
 COUNT = 40
 REFUSED = r"{count} or more labels of pairs that were released before .* come in another spelling .*--add-up-renamed"
+
+
+@given(st.lists(st.sampled_from(["a", "Z", "0", " ", ".:", "\n\n", "\x1c", "\t'", "Human", "é", "<"])).map("".join))
+def test_letters_of_bytes_are_those_of_the_text(text: str) -> None:
+    assume(not is_dressed(text.encode()))
+    assert plain_ascii(text.encode()).decode() == plain(text)
+    assert turns(text) == ([(False, plain(text))] if plain(text) else [])
 
 
 def rows_of(**more: Any) -> list[Row]:
