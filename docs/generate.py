@@ -1,4 +1,4 @@
-"""Writes the reference pages that follow from the code: every recipe key, every command.
+"""Writes the reference pages that follow from the code: every recipe key, every command, every tried file shape.
 
 python docs/generate.py [--check]    --check fails where a page is not what the code says
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
+import tempfile
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -141,7 +143,42 @@ def cli_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-PAGES = {"recipe.md": recipe_page, "cli.md": cli_page}
+SHAPES = """# Shapes of preference files
+
+Made by `docs/generate.py`, which reads two rows of each shape in `tests/support/preference_shapes.py`. The right value
+of each that is read, and the line of each that is refused, are tested (`tests/data/test_shapes.py`).
+[Own data](../how-to/own-data.md) states the rules.
+"""
+
+
+def shapes_page() -> str:
+    """Every shape of preference files that is tested: the form taken, or the line that refuses it."""
+    from private_rlhf.core.errors import UserError
+    from private_rlhf.data.layout import find_layout, read_preferences
+    from private_rlhf.data.sources import open_source
+
+    sys.path.insert(0, str(DOCS.parent / "tests"))
+    from support.preference_shapes import READ, REFUSED, options
+
+    read, refused = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        for name, (row, _, declared) in {**READ, **REFUSED}.items():
+            path.write_text(2 * (json.dumps(row) + "\n"), encoding="utf-8")
+            columns = ", ".join(f"`{each}`" for each in row)
+            stated = ", ".join(f"`{key}: {value}`" for key, value in declared.items())
+            start = f"| {name} | {columns}{'; ' * bool(stated)}{stated} |"
+            try:
+                list(read_preferences(path, None, options(declared)))
+                read.append(f"{start} {find_layout('', open_source(path), options(declared)).form} |")
+            except UserError as error:
+                refused.append(f"{start} {str(error).removeprefix(f'{path}, line 1: ').replace('|', chr(92) + '|')} |")
+    head = ["", "| shape | columns; options | {} |", "|---|---|---|"]
+    lines = [f"## Read ({len(read)})", *head, *read, "", f"## Refused ({len(refused)})", *head, *refused]
+    return f"{SHAPES}\n" + "\n".join(lines).replace("{}", "read as", 1).replace("{}", "the line", 1) + "\n"
+
+
+PAGES = {"recipe.md": recipe_page, "cli.md": cli_page, "shapes.md": shapes_page}
 
 
 def main(check: bool) -> int:

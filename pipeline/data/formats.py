@@ -52,8 +52,8 @@ SHORTEST_PROMPT = 8
 """Characters that two texts must share for them to share a prompt."""
 _BOUNDARY = re.compile(r"""(?:\n\s*|[:?!.;>\])}"'`*|#=…。？！：]\s*)$""")
 NEARLY = (
-    "begins like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:', 'System:') or"
-    " 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
+    "begins or ends like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
+    " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
 )
 _WHERE = "one of 'chosen'/'rejected'"
 
@@ -191,9 +191,9 @@ def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[
     return framed(texts, system, tools) if system or tools else texts
 
 
-def check_lossy(rows: Sequence[Row], read: Collection[str]) -> None:
-    """RowError for a column that belongs to the prompt, is not empty and is not read."""
-    if lossy := sorted(name for name in BESIDE_PROMPT if name not in read and any(row.get(name) for row in rows)):
+def check_lossy(rows: Sequence[Row], read: Collection[str], names: Collection[str] = BESIDE_PROMPT) -> None:
+    """RowError for one of the columns, which belong to the prompt, that is not empty and is not read."""
+    if lossy := sorted(name for name in names if name not in read and any(row.get(name) for row in rows)):
         remedy = "name it in data.message_keys, if the chat template renders it, or " if lossy[0] == "tools" else ""
         raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; {remedy}remove it")
 
@@ -233,6 +233,8 @@ def check_pair(row: Row, door: str = "") -> None:
         raise RowError("one of 'chosen'/'rejected' is null; fill it in, or remove the row")
     if not all(isinstance(value, str | list | dict) for value in values):
         raise RowError("one of 'chosen'/'rejected' is neither text nor a list of messages; convert it")
+    if any(isinstance(value, dict) and value and all(map(str.isdecimal, value)) for value in values):
+        raise RowError("holds the columns of a table; write its rows (in pandas to_json with orient='records')")
     if isinstance(values[0], str) != isinstance(values[1], str):
         raise RowError("one of 'chosen'/'rejected' is text and the other a list of messages; use one form for both")
 
@@ -304,10 +306,12 @@ def implicit_rule(texts: Sequence[Row]) -> None:
 def explicit_text(row: Row) -> Converted:
     """The format of three strings; the one that whole columns can be read in."""
     prompt, chosen, rejected = row.get("prompt"), row.get("chosen"), row.get("rejected")
-    if type(prompt) is type(chosen) is type(rejected) is str:
-        return prompt, chosen, rejected
-    chosen, rejected = _pair_text(row)
-    return _string(row, "prompt", ("prompt", *PAIR)), chosen, rejected
+    if not type(prompt) is type(chosen) is type(rejected) is str:
+        chosen, rejected = _pair_text(row)
+        prompt = _string(row, "prompt", ("prompt", *PAIR))
+    if any(map(is_written_list, (prompt, chosen, rejected))):
+        raise RowError("holds a list of messages as text, but plain text in the first row; use one form for all rows")
+    return prompt, chosen, rejected
 
 
 def repeated_text(row: Row) -> Converted:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.data.conversation import (
     RowError,
@@ -32,6 +33,7 @@ from private_rlhf.data.conversation import (
 )
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
+    CONVERSATIONS,
     PAIR,
     PROMPTS,
     RESPONSES,
@@ -55,7 +57,7 @@ from private_rlhf.data.formats import (
 )
 from private_rlhf.data.shapes import SHAPES, pairs, shape_of
 from private_rlhf.data.sources import TWICE, Part, Row, open_source, two_spellings
-from private_rlhf.privacy.batches import Columns, blank_texts
+from private_rlhf.privacy.batches import Columns, blank_texts, edge_bytes
 from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, encode_text, fold_name, is_blank, record_id
 
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
@@ -63,6 +65,8 @@ DOOR = (
     "; two responses with a label are read by --label-column and --labels (data.label_column, data.labels), shapes of"
     " public data and annotation tools by --format (data.format)"
 )
+_BEGINS_LIST = np.frombuffer(b"[{ \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\xc2\xe1\xe2\xe3", np.uint8)
+"""First bytes of a written list, and of white space that may come before it."""
 MOST_NAMED = 20  # columns in a line
 MOST_SPELLINGS = 1000  # of a run, whose facts stay in memory
 
@@ -154,12 +158,11 @@ class Layout:
             arrays[name] = array
         if self.options.special_tokens == "error":
             buffers = (arrays[name].buffers()[2] for name in ("prompt", *PAIR))
-            texts = (buffer.to_pybytes() for buffer in buffers if buffer is not None)
-            # to look for one byte takes a tenth of the time of a pattern
-            if any((b"<" in text or b"[" in text) and holds_marks(text) for text in texts):
+            if any(holds_marks(buffer.to_pybytes()) for buffer in buffers if buffer is not None):
                 return None
-        first, second = (arrays[name] for name in PAIR)
-        prompt = arrays["prompt"]
+        prompt, first, second = (arrays[name] for name in ("prompt", *PAIR))
+        if any(map(_has_written_list, (prompt, first, second))):
+            return None
         blank = blank_texts(prompt) | blank_texts(first) | blank_texts(second)
         labelers, events = (arrays[name].to_pylist() if name else None for name in self._names)
         signs = np.ones(len(table), np.int8)
@@ -227,14 +230,15 @@ class Layout:
         """(number, the row with `chosen` and `rejected` in it, ((prompt, first, second), +1 if the first response is
         preferred, -1 if the second is, 0 for a tie)) of every pair of every row. UserError: the first bad row."""
         wanted, read = self.wanted, self.read
+        beside = {*BESIDE_PROMPT, *self.watched}.difference(read)
         lossy: dict[tuple[str, ...], bool] = {}  # most rows have the columns of the one before
         for number, row in rows:
             with naming(f"{where} {number}"):
                 if (names := tuple(row)) not in lossy:
                     _check_columns(names, wanted)
-                    lossy[names] = not set(BESIDE_PROMPT).difference(read).isdisjoint(names)
+                    lossy[names] = not beside.isdisjoint(names)
                 if lossy[names]:
-                    check_lossy([row], read)
+                    check_lossy([row], read, beside)
                 found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
             yield from ((number, *each) for each in found)
 
@@ -328,7 +332,7 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
     for each in parts:
-        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *BESIDE_PROMPT, "record_id")))
+        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *BESIDE_PROMPT, "record_id")))
         for number, _ in first[:1]:
             with naming(f"{each.name}, {each.unit} {number}"):
                 return _choose(layout, names, [row for _, row in first])
@@ -345,10 +349,11 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         if any(name not in first for name in pair):
             with _own_names(options):
                 check_pair(first if options.labels is None else _as_pair(first), DOOR)
-        layout = _with_prompt(layout, names, first)
+        layout = _with_prompt(layout, names, rows, pair)
         if any(isinstance(first[name], list) and _all_texts(first[name]) for name in pair) and options.labels is None:
             layout = replace(layout, shape="several")
-    layout = replace(layout, watched=tuple(name for name in BESIDE_PROMPT if name in names and name not in layout.read))
+    watched = tuple(name for name in BESIDE_PROMPT if name in names and name not in layout.read)
+    layout = replace(layout, watched=(*layout.watched, *watched))
     check_lossy(rows, layout.read)
     samples: list[Row] = []
     for place, row in enumerate(rows):
@@ -367,25 +372,33 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
     return layout
 
 
-def _with_prompt(layout: Layout, names: tuple[str, ...], first: Row) -> Layout:
+def _with_prompt(layout: Layout, names: tuple[str, ...], rows: list[Row], pair: tuple[str, str]) -> Layout:
     """The layout with the columns of the prompt and of a system message, where responses do not hold them."""
-    response = first.get(RESPONSES[0] if layout.options.labels is not None else PAIR[0])
     beside = layout.options.beside
     systems = [name for name in SYSTEMS if name in names and name not in beside]
     tools = "tools" if "tools" in names and "tools" in layout.options.message_keys else None
     layout = replace(layout, system=(*systems, None)[0], tools=tools)
-    if isinstance(response, str) == is_written_list(response) and not _answers_only(response):
+    responses = [rows[0].get(name) for name in pair]
+    answers = any(map(_answers_only, responses))
+    if not answers and all(isinstance(each, str) == is_written_list(each) for each in responses):
         return layout
-    prompts = ["prompt"] if "prompt" in names else [name for name in PROMPTS if name in names and name not in beside]
+    known = ("prompt",) if "prompt" in names else PROMPTS
+    candidates = [name for name in known if name in names and name not in beside]
+    if answers and not candidates:
+        candidates = [name for name in CONVERSATIONS if name in names and name not in beside]
+        if not candidates:
+            raise RowError("holds answers without a prompt; name the column of the prompt 'prompt'")
+    prompts = [name for name in candidates if any(row.get(name) for row in rows)] or candidates[:1]
     if len(prompts) > 1:
         listed = ", ".join(map(repr, prompts))
         raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
-    return replace(layout, prompt=(*prompts, "prompt")[0])
+    empty = tuple(name for name in candidates if name not in prompts)
+    return replace(layout, prompt=(*prompts, "prompt")[0], watched=empty)
 
 
 def _answers_only(response: Any) -> bool:
     """True for messages that begin with the assistant's: the prompt is elsewhere."""
-    with suppress(RowError):
+    with suppress(RowError, IndexError):
         return read_messages(response, "")[0]["role"] == "assistant"
     return False
 
@@ -481,6 +494,15 @@ def _json_of(row: Row, names: Sequence[str]) -> str:
         raise RowError("has an extra column that gives a key twice or is nested too deep; repair the row") from None
     text.encode()
     return text
+
+
+def _has_written_list(texts: pa.Array) -> bool:
+    """True if one of the texts is a list of messages, see `is_written_list`."""
+    if not np.isin(edge_bytes(texts)[0], _BEGINS_LIST).any():
+        return False
+    trimmed = pc.utf8_ltrim_whitespace(texts)
+    rows = pc.indices_nonzero(pc.or_(pc.starts_with(trimmed, "["), pc.starts_with(trimmed, "{")))
+    return any(is_written_list(texts[row].as_py()) for row in rows.to_pylist())
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array | None:

@@ -90,6 +90,8 @@ class Recipe:
             raise ValueError(f"online.labeller {online.labeller} is simulated: set data.public_labels: true")
         if not self.data.without_pairs:
             raise ValueError("data.preferences must be left out with online, which asks instead: remove it")
+        if self.data.message_keys:
+            raise ValueError("data.message_keys must be null with online, which asks about texts: remove it")
         if from_pairs := [key for key in BUILT_IN if self.data.from_release(key)]:
             raise ValueError(f"data.{from_pairs[0]}: there are no pairs before online asks; name a file or `embedded`")
         if self.privatize.person_budget is not None:

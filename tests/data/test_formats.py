@@ -130,7 +130,10 @@ BAD_PAIRS: list[tuple[list[Row], str]] = [
         [GOOD, {"chosen": user("a"), "rejected": user("b")}],
         "line 2: 'chosen' and 'rejected' are lists of messages, but text",
     ),
-    ([{"chosen": assistant("a"), "rejected": assistant("b")}, GOOD], "line 2: 'chosen' and 'rejected' are text, but"),
+    (
+        [{"chosen": user("q") + assistant("a"), "rejected": user("q") + assistant("b")}, GOOD],
+        "line 2: 'chosen' and 'rejected' are text, but",
+    ),
     ([], "holds no rows; give a data set with at least one"),
 ]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from private_rlhf.cli import main
+from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from support.pipeline_runs import ROOT, Workspace, read_json, tree
+from support.preference_files import write_jsonl
 
 SMALL = (
     "model.too_long=drop",
@@ -21,6 +24,32 @@ SMALL = (
     "evaluate.gibbs_candidates=2",
 )
 PRIVATE = ("evaluation_labels=private", "data.public_labels=false")
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}{{ ' ' + m['name'] if m['name'] else '' }}\n"
+    "{{ '[' + m['thinking'] + ']' if m['thinking'] else '' }}{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}({{ call['function'] | tojson }}){% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LONG = "model.max_prompt_tokens=400"
+
+
+def tool_row(number: int) -> dict[str, Any]:
+    """A pair that differs in the argument of its tool call, or in what the assistant thinks."""
+
+    def answer(argument: str, thinking: str) -> list[dict[str, Any]]:
+        function = {"name": "degrees", "arguments": {"of": argument}}
+        call = {"id": "1", "type": "function", "function": function}
+        asked = {"role": "assistant", "content": "", "tool_calls": [call], "thinking": thinking}
+        result = {"role": "tool", "content": "40", "tool_call_id": "1"}
+        return [asked, result, {"role": "assistant", "content": "It is warm."}]
+
+    tool = {"type": "function", "function": {"name": "degrees", "parameters": {"type": "object"}}}
+    turn = {"role": "user", "content": f"How warm is cup {number}?", "name": "Ann"}
+    both = (answer("tea", "hm"), answer("rum", "hm") if number % 2 else answer("tea", "well"))
+    return {"tools": [tool], "prompt": [turn], "chosen": both[0], "rejected": both[1]}
 
 
 def write_dialogues(folder: Path) -> None:
@@ -45,6 +74,29 @@ def check(run: Path, train_rows: int) -> Any:
     assert metrics["private"]["generation_win_rate_rm"]["n"] > 0
     assert read_json(run / "privatize" / "manifest.json")["report"]["events"] == train_rows
     return metrics
+
+
+def test_tool_calls_go_through_every_stage(workspace: Workspace, checkpoint: Path, tmp_path: Path) -> None:
+    """Rendered by the chat template, trained on, scored, sampled after and shown."""
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint, model)
+    tokenizer = load_tokenizer(model)
+    tokenizer.chat_template = TOOL_TEMPLATE
+    tokenizer.save_pretrained(model)
+    rows = [tool_row(number) for number in range(40)]
+    run, data = tmp_path / "run", write_jsonl(tmp_path, rows)
+    keys = "data.message_keys=[tool_calls, tools, name, thinking]"
+    workspace.run_here(run, "--data", str(data), f"model.source={model}", keys, *SMALL, *PRIVATE, LONG)
+    metrics = check(run, 36)
+    assert metrics["private"]["kl"] is not None
+    shown = json.dumps(read_json(run / "evaluate" / "pairs.json"))
+    assert '"function": {"name": "degrees"' in shown.replace('\\"', '"') or "degrees" in shown
+    (texts,) = (each for each in read_json(run / "reward" / "manifest.json")["report"]["texts"][:1])
+    assert texts["too_long"] == 0
+    plain = ("--data", str(data), f"model.source={checkpoint}", keys)
+    with pytest.raises(AssertionError, match="template of this model drops 'tools' of a message"):
+        workspace.run_here(tmp_path / "plain", *plain, *SMALL, *PRIVATE)
+    assert not (tmp_path / "plain" / "privatize").exists()
 
 
 def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:

@@ -1,0 +1,493 @@
+"""Shapes of preference files that people have: the pair that each means, or the line that refuses it.
+
+`docs/reference/shapes.md` is written from them by `docs/generate.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from private_rlhf.data.declared_columns import Options, parse_labels
+
+from support.preference_files import assistant, user
+
+Row = dict[str, Any]
+Q, A, B = "How warm is tea?", "Rather warm.", "No idea."
+TALK = (user(Q), assistant(A), assistant(B))
+"""The right value of most shapes: the prompt, the preferred response, the other."""
+PAIR = {"chosen": A, "rejected": B}
+TEXTS = (Q, A, B)
+
+
+def talk(answer: Any, question: str = Q, **keys: Any) -> list[Row]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer, **keys}]
+
+
+def human(answer: str, speaker: str = "Human", start: str = "\n\n", end: str = "\n\n") -> str:
+    return f"{start}{speaker}: {Q}{end}Assistant: {answer}"
+
+
+def both(build: Callable[[str], Any]) -> Row:
+    return {"chosen": build(A), "rejected": build(B)}
+
+
+def argilla(value: Any) -> Row:
+    said = [{"value": value, "user_id": "u", "status": "submitted"}, {"value": None, "user_id": "v", "status": "draft"}]
+    return {"id": "0", "fields": {"prompt": Q, "r1": B, "r2": A}, "responses": {"rank": said}}
+
+
+def studio(selected: str) -> Row:
+    result = [{"to_name": "a1,a2", "type": "pairwise", "value": {"selected": selected}}]
+    given = {"completed_by": {"id": 1, "email": "p@example.org"}, "was_cancelled": False, "result": result}
+    return {"id": 0, "data": {"prompt": Q, "a1": B, "a2": A}, "annotations": [given, given | {"was_cancelled": True}]}
+
+
+AB = {"prompt": Q, "response_a": B, "response_b": A}
+LABEL = {"label_column": "label"}
+ONE_HOT = {"winner_model_a": 0, "winner_model_b": 1, "winner_tie": 0}
+KAGGLE = {"prompt": json.dumps([Q]), "response_a": json.dumps([B]), "response_b": json.dumps([A])}
+PKU = {"prompt": Q, "response_0": B, "response_1": A, "better_response_id": 1, "safer_response_id": 0}
+SUMMARY = {
+    "info": {"post": "Tea is warm.", "title": "Tea", "subreddit": "tea"},
+    "summaries": [{"text": B}, {"text": A}],
+}
+TLDR = "SUBREDDIT: tea\n\nTITLE: Tea\n\nPOST: Tea is warm.\n\nTL;DR:"
+ROUND = [*assistant(A), *user("And then?"), *assistant("Cold.")]
+MT_BENCH = {
+    "winner": "model_a",
+    "judge": "expert_1",
+    "conversation_a": [*talk(A), *user("1"), *assistant("x")],
+    "conversation_b": [*talk(B), *user("1"), *assistant("y")],
+}
+ORDERED = {"prompt": Q, "responses": [B, A]}
+
+READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred, other), options
+    "explicit text": ({"prompt": Q, **PAIR}, TEXTS, {}),
+    "implicit messages": (both(talk), TALK, {}),
+    "prompt and one message": ({"prompt": Q, **both(assistant)}, TALK, {}),
+    "prompt messages and texts": ({"prompt": user(Q), **PAIR}, TALK, {}),
+    "prompt repeated in messages": ({"prompt": user(Q), **both(talk)}, TALK, {}),
+    "prompt repeated in text": ({"prompt": Q, "chosen": Q + A, "rejected": Q + B}, TEXTS, {}),
+    "several turns": ({"chosen": [*user(Q), *ROUND], "rejected": talk(B)}, (user(Q), ROUND, assistant(B)), {}),
+    "parted at a user turn": (
+        {"chosen": [*talk(A), *user("1"), *assistant("x")], "rejected": [*talk(A), *user("2"), *assistant("x")]},
+        (user(Q), [*assistant(A), *user("1"), *assistant("x")], [*assistant(A), *user("2"), *assistant("x")]),
+        {},
+    ),
+    "system message": (
+        both(lambda a: [{"role": "system", "content": "s"}, *talk(a)]),
+        ([{"role": "system", "content": "s"}, *user(Q)], assistant(A), assistant(B)),
+        {},
+    ),
+    "ShareGPT keys": (both(lambda a: [{"from": "human", "value": Q}, {"from": "gpt", "value": a}]), TALK, {}),
+    "roles in capitals": (both(lambda a: [{"role": "Human", "content": Q}, {"role": "Bot", "content": a}]), TALK, {}),
+    "parts of type text": (
+        both(lambda a: talk([{"type": "text", "text": a[:4]}, {"type": "text", "text": a[4:]}])),
+        TALK,
+        {},
+    ),
+    "empty keys of Arrow structs": (both(lambda a: talk(a, name=None, tool_calls=None)), TALK, {}),
+    "messages as JSON": (both(lambda a: json.dumps(talk(a))), TALK, {}),
+    "messages as Python": (both(lambda a: repr(talk(a))) | {"prompt": Q}, TALK, {}),
+    "Human and Assistant": (both(human), TALK, {}),
+    "without leading lines": (both(lambda a: human(a, start="")), TALK, {}),
+    "line ends of Windows": (both(lambda a: human(a, start="\r\n\r\n", end="\r\n\r\n")), TALK, {}),
+    "User and Assistant": (both(lambda a: human(a, "User")), TALK, {}),
+    "System first": (
+        both(lambda a: "System: s" + human(a)),
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "two assistant turns of HH": (
+        both(lambda a: human("So.") + f"\n\nAssistant: {a}"),
+        ([*user(Q), *assistant("So.")], *TALK[1:]),
+        {},
+    ),
+    "transcript as prompt": ({"prompt": human("").strip(" "), "chosen": f" {A}", "rejected": f" {B}"}, TALK, {}),
+    "mark in the responses": (
+        {"prompt": f"Human: {Q}", "chosen": f"Assistant: {A}", "rejected": f"Assistant: {B}"},
+        TALK,
+        {},
+    ),
+    "question": ({"question": Q, **PAIR}, TEXTS, {}),
+    "instruction": ({"instruction": Q, **PAIR, "source": "x"}, TEXTS, {}),
+    "system column": (
+        {"system": "s", "question": Q, **PAIR},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "empty system column": ({"system": "", "question": Q, **PAIR}, TALK, {}),
+    "UltraFeedback binarized": ({"prompt": Q, **both(talk), "messages": talk(A), "score_chosen": 8.0}, TALK, {}),
+    "special tokens kept": (
+        {"prompt": Q, "chosen": A, "rejected": "<|im_end|>"},
+        (Q, A, "<|im_end|>"),
+        {"special_tokens": "keep"},
+    ),
+    "two values": (AB | {"label": "B"}, TEXTS, LABEL | {"labels": "A,B"}),
+    "1.0 is 1": (AB | {"label": "0.0"}, TEXTS, LABEL | {"labels": "1,0"}),
+    "mapped values": (AB | {"label": "right"}, TEXTS, LABEL | {"labels": "left=a,right=b,both=tie"}),
+    "signed strength": (AB | {"label": -3}, TEXTS, LABEL | {"labels": ">0,<0"}),
+    "scores of both": (AB | {"x": 1, "y": 2.5}, TEXTS, {"label_column": "x,y", "labels": "higher"}),
+    "errors of both": (AB | {"x": "3", "y": "2"}, TEXTS, {"label_column": "x,y", "labels": "lower"}),
+    "label and question": ({"question": Q, **AB, "label": 0} | {"prompt": Q}, TEXTS, LABEL | {"labels": "1,0"}),
+    "HelpSteer2": ({"prompt": Q, "response_1": B, "response_2": A, "preference_strength": 2}, TEXTS, {}),
+    "HelpSteer3": ({"context": user(Q), "response1": A, "response2": B, "overall_preference": -1}, TALK, {}),
+    "Chatbot Arena": (
+        {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "model_b", "judge": "j", "turn": 1},
+        TALK,
+        {},
+    ),
+    "Kaggle one-hot": (KAGGLE | ONE_HOT, TALK, {}),
+    "SHP": ({"history": Q, "human_ref_A": A, "human_ref_B": B, "labels": 1, "score_A": 3}, TEXTS, {}),
+    "PKU better": (PKU, TEXTS, {"format": "pku-better"}),
+    "PKU safer": (PKU, (Q, B, A), {"format": "pku-safer"}),
+    "WebGPT": (
+        {"question": {"full_text": Q}, "answer_0": B, "answer_1": A, "score_0": -0.5, "score_1": 0.5},
+        TEXTS,
+        {},
+    ),
+    "OpenAI summarize": (SUMMARY | {"choice": 1, "worker": "w"}, (TLDR, A, B), {}),
+    "OpenAI preference": (
+        {
+            "input": {"messages": user(Q), "tools": []},
+            "preferred_output": assistant(A),
+            "non_preferred_output": assistant(B),
+        },
+        TALK,
+        {},
+    ),
+    "Nectar": ({"prompt": human(""), "answers": [{"answer": B, "rank": 2.0}, {"answer": A, "rank": 1.0}]}, TALK, {}),
+    "UltraFeedback raw": (
+        {"instruction": Q, "completions": [{"response": B, "overall_score": 3}, {"response": A, "overall_score": 8}]},
+        TEXTS,
+        {},
+    ),
+    "responses with scores": (ORDERED | {"scores": [0, 1]}, TEXTS, {}),
+    "responses with ranks": (ORDERED | {"ranks": [2, 1]}, TEXTS, {}),
+    "responses with a choice": (ORDERED | {"choice": 1}, TEXTS, {}),
+    "Argilla, names in order": (argilla(["r2", "r1"]), TEXTS, {}),
+    "Argilla, ranks": (argilla([{"value": "r1", "rank": 2}, {"value": "r2", "rank": 1}]), TEXTS, {}),
+    "Argilla, a name": (argilla("r2"), TEXTS, {}),
+    "Label Studio": (studio("right"), TEXTS, {}),
+    "Label Studio, flat": ({"prompt": Q, "answer1": A, "answer2": B, "pw": "left", "annotator": 1}, TEXTS, {}),
+    "ShareGPT preference": (
+        {
+            "conversations": [{"from": "human", "value": Q}],
+            "chosen": {"from": "gpt", "value": A},
+            "rejected": {"from": "gpt", "value": B},
+        },
+        TALK,
+        {},
+    ),
+    "Capybara": ({"source": "x", "conversation": [{"input": Q, "output": A}], "prompt": Q, **both(talk)}, TALK, {}),
+    "Orca pairs of distilabel": (
+        {"system": "s", "input": Q, **PAIR, "generations": [A, B], "status": "tie"},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "system column beside messages": (
+        {"system": "s", **both(talk)},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "question beside answers as messages": ({"question": Q, **both(assistant)}, TALK, {}),
+    "Tulu 3": ({"id": "1", "prompt": Q, **both(talk), "chosen_rating": 5, "rejected_model": "b"}, TALK, {}),
+    "HelpSteer3 with each judge": (
+        {"context": user(Q), "response1": B, "response2": A, "overall_preference": 3}
+        | {"individual_preference": [{"score": 3, "reasoning": "x"}], "domain": "general"},
+        TALK,
+        {},
+    ),
+    "Arena of 140,000, parts with images": (
+        {f"conversation_{name}": talk([{"type": "text", "text": a, "image": None}]) for name, a in (("a", B), ("b", A))}
+        | {"winner": "model_b", "evaluation_order": 1, "timestamp": "x"},
+        TALK,
+        {},
+    ),
+    "MT-bench, first turn": (MT_BENCH | {"turn": 1}, TALK, {}),
+    "MT-bench, second turn": (
+        MT_BENCH | {"turn": 2},
+        (user(Q), [*assistant(A), *user("1"), *assistant("x")], [*assistant(B), *user("1"), *assistant("y")]),
+        {},
+    ),
+    "Argilla 2 records": (
+        {
+            "fields": {"prompt": Q, "r1": B, "r2": A},
+            "responses": {"better": [{"value": "r2", "user_id": "u"}]},
+            "status": "completed",
+            "suggestions": {},
+        },
+        TEXTS,
+        {},
+    ),
+    "SHP with all its scores": (
+        {"history": Q, "human_ref_A": A, "human_ref_B": B, "labels": 1, "score_A": 9, "score_B": 1, "score_ratio": 9.0},
+        TEXTS,
+        {},
+    ),
+    "PKU of the first version": (PKU | {"is_response_0_safe": True}, TEXTS, {"format": "pku-better"}),
+    "rm-static": (
+        {"prompt": human("").strip(" "), "response": f" {A}", "chosen": f" {A}", "rejected": f" {B}"},
+        TALK,
+        {},
+    ),
+    "OpenHermes preferences": (
+        {"prompt": Q, "candidates_completions": [A, B], "ranks": [1, 2], "chosen_policy": "m", **both(talk)},
+        TALK,
+        {},
+    ),
+    "one message as JSON": ({"prompt": Q, **both(lambda a: json.dumps(assistant(a)[0]))}, TALK, {}),
+    "an object with messages as JSON": (both(lambda a: json.dumps({"messages": talk(a)})), TALK, {}),
+    "developer role": (
+        both(lambda a: [{"role": "developer", "content": "s"}, *talk(a)]),
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "Alpaca with an empty input": ({"instruction": Q, "input": "", **PAIR}, TEXTS, {}),
+    "Axolotl messages": ({"messages": user(Q), "chosen": assistant(A)[0], "rejected": assistant(B)[0]}, TALK, {}),
+    "a conversation beside answers": ({"conversation": user(Q), **both(assistant)}, TALK, {}),
+    "reasoning in the text": (
+        {"prompt": user(Q), **both(lambda a: assistant(f"<think>hm</think>{a}"))},
+        (user(Q), *(assistant(f"<think>hm</think>{a}") for a in (A, B))),
+        {},
+    ),
+    "question and answer lines": (
+        both(lambda a: f"Q: {Q}\nA: {a}"),
+        (f"Q: {Q}\nA:", f" {A}", f" {B}"),
+        {},
+    ),
+    "PairRM": ({"prompt": Q, "all_rm_scores": [1.0, 0.0], **both(talk)}, TALK, {}),
+    "a list of one rejected": ({"prompt": Q, "chosen": A, "rejected": [B]}, TEXTS, {}),
+}
+REFUSED: dict[str, tuple[Row, str, Row]] = {
+    "tool calls": (
+        both(lambda a: talk(a, tool_calls=[{"id": 1}])),
+        "holds a message with 'tool_calls', which is not read",
+        {},
+    ),
+    "thinking": (both(lambda a: talk(a, thinking="hm")), "holds a message with 'thinking', which is not read", {}),
+    "name": (both(lambda a: talk(a, name="n")), "holds a message with 'name', which is not read", {}),
+    "content null": (both(lambda a: talk(None)), "holds a message whose 'content' is null; repair", {}),
+    "an image": (both(lambda a: talk([{"type": "image", "url": a}])), "a part of a message that is not text", {}),
+    "an image beside text": (both(lambda a: talk([{"type": "text", "text": a, "image": "x"}])), "not text", {}),
+    "unknown role": (
+        both(lambda a: [{"role": "narrator", "content": Q}, *assistant(a)]),
+        "of an unknown role; use assistant",
+        {},
+    ),
+    "prefill": ({"prompt": talk("Well,"), **both(assistant)}, "'prompt' does not end with a user message", {}),
+    "response ends with the user": (
+        both(lambda a: [*talk(a), *user("?")]),
+        "does not begin and end with an assistant message",
+        {},
+    ),
+    "system in the middle": (
+        both(lambda a: [*user(Q), {"role": "system", "content": ""}, *assistant(a)]),
+        "a system message after",
+        {},
+    ),
+    "another prompt": (
+        {"prompt": "Other", **both(talk)},
+        "is not a user message that 'chosen' and 'rejected' share",
+        {},
+    ),
+    "prompt inside the responses": (
+        {"prompt": Q, **both(lambda a: f"Q: {Q} A: {a}")},
+        "of the first 2 rows 2 hold their prompt in both responses, and 0 of them exactly at the start",
+        {},
+    ),
+    "no prompt": ({**PAIR, "task": Q}, "share no prompt: of the first 2 rows 0 begin alike for 8 characters", {}),
+    "answers that begin alike": (
+        {"chosen": "The sky is blue", "rejected": "The sky is red"},
+        "2 begin alike for 8 characters and 0 part",
+        {},
+    ),
+    "two prompts": (
+        {"instruction": Q, "input": "x", **PAIR},
+        "has the columns 'instruction', 'input', each of which",
+        {},
+    ),
+    "tools": (
+        {"prompt": Q, **PAIR, "tools": [{"name": "f"}]},
+        "has the column 'tools', which belongs to the prompt",
+        {},
+    ),
+    "history": ({"instruction": Q, **PAIR, "history": [["a", "b"]]}, "has the column 'history', which belongs", {}),
+    "inexact list as text": (both(lambda a: f"[{{'role': 'user', 'content': '{a}'"), "not exactly JSON or Python", {}),
+    "single line ends": (
+        both(lambda a: f"Human: {Q}\nAssistant: {a}"),
+        "begins or ends like a transcript, in a form",
+        {},
+    ),
+    "templated": (
+        {"prompt": f"<|im_start|>user\n{Q}<|im_end|>", **PAIR},
+        "holds a special token or a mark of a chat",
+        {},
+    ),
+    "end of turn": (
+        {"prompt": Q, "chosen": A, "rejected": f"{B}<|eot_id|>"},
+        "take the marks out, or say --special-tokens",
+        {},
+    ),
+    "several rejected": (
+        {"prompt": Q, "chosen": A, "rejected": [B, "No."]},
+        "holds a tie; say --ties coin",
+        {"pairs": "all"},
+    ),
+    "lists on both sides": (
+        {"prompt": Q, "chosen": [A, Q], "rejected": [B, Q]},
+        "several texts on both sides, which may be turns",
+        {"ties": "coin"},
+    ),
+    "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
+    "label not a number": (
+        AB | {"label": "much"},
+        "a label or score that is not a number",
+        LABEL | {"labels": "<0,>0"},
+    ),
+    "tie": (AB | {"label": 0}, "holds a tie; say --ties coin", LABEL | {"labels": "<0,>0"}),
+    "response column missing": (
+        {"prompt": Q, "response_a": A, "label": 1},
+        "lacks one of 'response_a'/'response_b'",
+        LABEL | {"labels": "1,0"},
+    ),
+    "no label column named": (
+        AB | {"label": "A"},
+        "read by --label-column and --labels (data.label_column, data.labels)",
+        {},
+    ),
+    "arena tie": ({"conversation_a": talk(B), "conversation_b": talk(A), "winner": "tie (bothbad)"}, "holds a tie", {}),
+    "arena winner": (
+        {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "me"},
+        "'winner' that its format does not",
+        {},
+    ),
+    "Kaggle, turns missing": (
+        KAGGLE | ONE_HOT | {"response_a": "[]"},
+        "one response of each model to every prompt",
+        {},
+    ),
+    "PKU, two labels": (PKU, "holds two labels; choose by name: --format pku-better or --format pku-safer", {}),
+    "KTO": (
+        {"prompt": Q, "completion": A, "label": True},
+        "one response with a label of its own (KTO), which is not read",
+        {},
+    ),
+    "OpenAI with tools": (
+        {
+            "input": {"messages": user(Q), "tools": [{"name": "f"}]},
+            "preferred_output": assistant(A),
+            "non_preferred_output": assistant(B),
+        },
+        "holds a message with 'tools', which is not read",
+        {},
+    ),
+    "choice out of range": (ORDERED | {"choice": 2}, "a choice that is not the index of one of its responses", {}),
+    "one response": (
+        {"prompt": Q, "responses": [A], "scores": [1]},
+        "does not hold two responses with a judgement",
+        {},
+    ),
+    "two judgements": (ORDERED | {"scores": [0, 1], "choice": 1}, "needs one of 'scores', 'ranks' and 'choice'", {}),
+    "Argilla, a name missing": (argilla([{"value": "r2", "rank": 1}]), "two responses with a judgement of each", {}),
+    "Argilla, only drafts": (argilla(None), "holds no judgement that was given", {}),
+    "red-team transcripts": ({"transcript": human(A), "rating": 4.0}, "lacks one of 'chosen'/'rejected'", {}),
+    "OASST messages": ({"message_id": "1", "text": Q, "role": "prompter"}, "lacks one of 'chosen'/'rejected'", {}),
+    "UltraInteract": ({"trajectory": [{"from": "user", "value": Q}], **PAIR}, "share no prompt", {}),
+    "HelpSteer3 edits": ({"context": user(Q), "original_response": B, "edited_response": A}, "by --format", {}),
+    "BeaverTails": ({"prompt": Q, "response": A, "is_safe": True}, "lacks one of 'chosen'/'rejected'", {}),
+    "PRISM": ({"user_prompt": Q, "model_response": A, "if_chosen": True}, "the nearest is 'if_chosen'", {}),
+    "Scale": ({"params": {"prompt": Q}, "response": {"preference": "1"}}, "lacks one of 'chosen'/'rejected'", {}),
+    "Prodigy": ({"text": Q, "options": [], "accept": ["a"]}, "lacks one of 'chosen'/'rejected'", {}),
+    "doccano": ({"text": Q, "label": [A]}, "lacks one of 'chosen'/'rejected'", {}),
+    "Vicuna pairs": ({"question": Q, "answer_a": A, "answer_b": B, "winner": "A"}, "read by --label-column", {}),
+    "AlpacaFarm": ({"instruction": Q, "output_1": A, "output_2": B, "preference": 2}, "read by --label-column", {}),
+    "paired Stack Exchange": ({"question": Q, "response_j": A, "response_k": B}, "lacks one of 'chosen'", {}),
+    "chosen_response": ({"prompt": Q, "chosen_response": A, "rejected_response": B}, "the nearest is 'rejected_r", {}),
+    "two system messages": (
+        {"system": "t", **both(lambda a: [{"role": "system", "content": "s"}, *talk(a)])},
+        "holds two different system messages",
+        {},
+    ),
+    "system column of a shape": (
+        {"system": "s", "prompt": Q, "response_1": B, "response_2": A, "preference_strength": 2},
+        "has the column 'system', which belongs to the prompt and is not read",
+        {},
+    ),
+    "MT-bench, no such turn": (MT_BENCH | {"turn": 3}, "judges a turn that a conversation does not have", {}),
+    "Alpaca template": (
+        {"prompt": f"### Instruction:\n{Q}\n\n### Response:\n", **PAIR},
+        "holds a special token or a mark of a chat",
+        {},
+    ),
+    "end of sequence": ({"prompt": Q, "chosen": f"{A}</s>", "rejected": f"{B}</s>"}, "(2 of 2 rows do)", {}),
+    "DeepSeek's end": ({"prompt": Q, "chosen": f"{A}<｜end▁of▁sentence｜>", "rejected": B}, "(2 of 2 rows do)", {}),
+    "transcript as prompt, single line ends": (
+        {"prompt": f"Human: {Q}\nAssistant:", **PAIR},
+        "begins or ends like a transcript, in a form",
+        {},
+    ),
+    "numpy's lists as text": (
+        both(lambda a: "[" + "\n ".join(map(repr, talk(a))) + "]"),
+        "that is not exactly JSON or Python",
+        {},
+    ),
+    "prompt not a text": ({"prompt": 7, **PAIR}, "column 'prompt' is neither text nor a list of messages", {}),
+    "answers without a prompt": ({"prompt_id": 1, **both(assistant)}, "holds answers without a prompt", {}),
+    "Axolotl messages with the answer": (
+        {"messages": talk(A), **both(assistant)},
+        "does not end with a user message",
+        {},
+    ),
+    "Vicuna's template": (
+        {"prompt": f"A chat with an assistant. USER: {Q} ASSISTANT:", **PAIR},
+        "begins or ends like a transcript, in a form",
+        {},
+    ),
+    "Phi's end": ({"prompt": Q, **both(lambda a: f"{a}<|endoftext|>")}, "(2 of 2 rows do)", {}),
+    "Zephyr's template": ({"prompt": f"<|user|>\n{Q}</s>\n<|assistant|>\n", **PAIR}, "(2 of 2 rows do)", {}),
+    "OASST's template": ({"prompt": f"<|prompter|>{Q}<|endoftext|><|assistant|>", **PAIR}, "(2 of 2 rows do)", {}),
+    "columns in capitals": ({"Prompt": Q, "Chosen": A, "Rejected": B}, "the nearest is 'Chosen', 'Rejected'", {}),
+    "rows under one key": ({"data": [{"prompt": Q, **PAIR}]}, "lacks one of 'chosen'/'rejected'", {}),
+    "pandas' columns": (
+        {"prompt": {"0": Q}, "chosen": {"0": A}, "rejected": {"0": B}},
+        "holds the columns of a table; write its rows",
+        {},
+    ),
+    "columns as lists": (
+        {"prompt": [Q, Q], "chosen": [A, B], "rejected": [B, A]},
+        "which may be turns of a dialogue",
+        {},
+    ),
+    "the user's last word": (
+        both(lambda a: f"{human(a)}\n\nHuman: Thanks."),
+        "does not begin and end with an assistant message",
+        {},
+    ),
+    "only a system message": (
+        {"prompt": [{"role": "system", "content": "s"}], **both(assistant)},
+        "does not end with a user message",
+        {},
+    ),
+    "Arena, other winners": (
+        {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "A"},
+        "'winner' that its format does not",
+        {},
+    ),
+    "Label Studio, choices": (
+        {"data": {"prompt": Q, "a1": B, "a2": A}}
+        | {"annotations": [{"completed_by": 1, "result": [{"type": "choices", "value": {"choices": ["a2"]}}]}]},
+        "holds no judgement that was given",
+        {},
+    ),
+    "trl stepwise": ({"prompt": Q, "completions": [A, B], "labels": [True, False]}, "lacks one of 'chosen'", {}),
+    "one-hot list": (AB | {"label": [1, 0]}, "a label that --labels does not declare", LABEL | {"labels": "1,0"}),
+    "Likert scale": (AB | {"label": 3}, "a label that --labels does not declare", LABEL | {"labels": "1,5"}),
+    "unknown format": ({"prompt": Q, **PAIR}, "--format must be one of helpsteer2, ", {"format": "x"}),
+}
+
+
+def options(declared: Row) -> Options:
+    return Options(**(declared | {"labels": parse_labels(declared.get("labels"))}))
