@@ -177,6 +177,7 @@ def recipe(**changes: Any) -> Recipe:
         ({"data": {"public_labels": False}}, "set data.public_labels: true"),
         ({"data": {"public_labels": True, "demonstrations": "release"}}, "before online asks"),
         ({"data": {"public_labels": True, "limit": 5}}, "online.rounds"),
+        ({"data": {"public_labels": True, "message_keys": ["name"]}}, "data.message_keys must be null with online"),
         ({"online": {"candidates": 1}}, "candidates"),
         ({"online": {"strategy": "clever"}}, "strategy"),
     ],
