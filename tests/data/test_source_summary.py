@@ -112,7 +112,7 @@ def test_the_stage_of_a_recipe_shows_what_it_reads(
     keygen(tmp_path.parent / "k")
     assert main(["privatize", "--config", "recipe.yaml", "--data", "train.jsonl"]) == 0
     printed = capsys.readouterr().err
-    assert "columns read: prompt, chosen, rejected; not read: score" in printed
+    assert "columns read: chosen, prompt, rejected; not read: score" in printed
     assert printed.index("⟦") < printed.index("no rows left out; 4 evaluation pairs (private labels)")
 
 
@@ -121,7 +121,7 @@ def test_counts_are_those_of_the_rows(tmp_path: Path) -> None:
     assert (found.rows, found.whole) == (57, True)
     assert found.dropped == {"identical": 10, "empty": 20, "duplicates": 2, "ties": 0}
     assert found.short == 10
-    assert found.read == ("prompt", "chosen", "rejected")
+    assert found.read == ("chosen", "prompt", "rejected")
     assert found.unread == ("score",)
     assert found.turns == {2: 57}
     text = "\n".join(found.lines())
