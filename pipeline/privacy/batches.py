@@ -95,9 +95,10 @@ class Canonical:
 def blank_texts(texts: pa.Array) -> Bools:
     """Mask of the strings without a character besides white space, as `records.is_blank` says."""
     edges = edge_bytes(texts)  # of most texts one of them is visible ASCII
-    unsure: Bools = ~((edges > 0x20) & (edges < 0x7F)).any(axis=0)
-    unsure[unsure] = [is_blank(texts[row].as_py()) for row in np.flatnonzero(unsure).tolist()]
-    return unsure
+    unsure = np.flatnonzero(~((edges > 0x20) & (edges < 0x7F)).any(axis=0))
+    result = np.zeros(len(texts), bool)
+    result[unsure] = [is_blank(texts[row].as_py()) for row in unsure.tolist()]
+    return result
 
 
 def edge_bytes(texts: pa.Array) -> Bytes:
