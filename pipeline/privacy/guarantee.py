@@ -150,6 +150,10 @@ def who_is_trusted(facts: Mapping[str, Any]) -> str:
 
 
 DECLARED_PUBLIC = "LABELS DECLARED PUBLIC"
+SYNTHETIC = (
+    "this program, from a reward that it knows (r*): they are synthetic, so nobody is behind them; they are treated as"
+    " people's, and only the judge that is called truth uses r*"
+)
 NO_CLAIM_ROW = "no claim: see the mark"
 NO_CLAIM = "the holder of the labels declares them public or synthetic, so no protection is claimed"
 

@@ -11,7 +11,7 @@ from private_rlhf.core.noise import outside, share_text
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.privacy.card import markdown
 from private_rlhf.privacy.card import render_markdown as render_card
-from private_rlhf.privacy.guarantee import PrivacyStatus
+from private_rlhf.privacy.guarantee import SYNTHETIC, PrivacyStatus
 from private_rlhf.report import plots, sections
 from private_rlhf.report.plots import GIBBS, INK, OTHER, POLICY
 from private_rlhf.report.run_card import card_rows
@@ -35,7 +35,7 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
         status=status,
         headline=sections.headline(facts, status),
         reward_sentence=reward_sentence(facts),
-        privacy_sentence=sections.privacy_sentence(status),
+        privacy_sentence=privacy_sentence(facts, status),
         tiles=sections.tiles(facts, status),
         win_rates=win_rate_figures(facts),
         judge_notes=notes(facts),
@@ -64,7 +64,7 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
     lines = [f"# {markdown(facts.name)}", ""]
     if status.mark:
         lines += [f"**{status.mark}**: {markdown(status.mark_reason)}.", ""]
-    sentences = (sections.headline(facts, status), reward_sentence(facts), sections.privacy_sentence(status))
+    sentences = (sections.headline(facts, status), reward_sentence(facts), privacy_sentence(facts, status))
     lines += [line for text in sentences if text for line in (text, "")]
     columns, table = sections.methods_table(facts)
     if table:
@@ -84,6 +84,12 @@ def reward_sentence(facts: RunFacts) -> str:
     verdict = RewardVerdict.of(facts.reward_fit)
     trained = facts.aligner if facts.aligner.lower() in facts.manifests and facts.aligner != "DPO" else None
     return "" if verdict is None else verdict.sentence(trained)
+
+
+def privacy_sentence(facts: RunFacts, status: PrivacyStatus) -> str:
+    """The protection of the labels, and by whom they are where this program drew them."""
+    origin = f" The labels are of {SYNTHETIC}." if facts.synthetic_labels and status.private else ""
+    return sections.privacy_sentence(status) + origin
 
 
 def notes(facts: RunFacts) -> list[str]:

@@ -11,7 +11,14 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import epsilon_of
 from private_rlhf.privacy.card import card_rows as table_rows
 from private_rlhf.privacy.card import privacy_card
-from private_rlhf.privacy.guarantee import PrivacyStatus, external_reward, extra_rewards, outside_judge, status_of
+from private_rlhf.privacy.guarantee import (
+    SYNTHETIC,
+    PrivacyStatus,
+    external_reward,
+    extra_rewards,
+    outside_judge,
+    status_of,
+)
 from private_rlhf.report.run_facts import RunFacts
 from private_rlhf.report.sections import known
 
@@ -75,6 +82,8 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
             f"{released['labeller']}: questions of this run, each pair asked once, {drawn}; no key, and no ledger"
             " beyond this run"
         )
+    if facts.synthetic_labels and status.private:
+        extra["labels_from"] = SYNTHETIC
     if released.get("signer") or released.get("adopted"):
         extra["labels_signed_by"] = released.get("signer") or "nobody: who wrote this bundle is not known"
     summed = facts.manifests.get("statistic", {}).get("report", {})

@@ -51,6 +51,11 @@ class RunFacts:
         return {name: methods[name] for name in sorted(methods, key=_method_order) if methods[name]}
 
     @property
+    def synthetic_labels(self) -> bool:
+        """True where this program draws the labels of the embedded task; an online run's are its labeller's."""
+        return (self.recipe.get("data") or {}).get("preferences") == "embedded" and not self.recipe.get("online")
+
+    @property
     def policy(self) -> str | None:
         """Name of the trained policy's method ("private", "nonprivate", "uncorrected", …), or None."""
         return next((name for name in self.methods if name not in (REFERENCE, GIBBS)), None)

@@ -154,8 +154,8 @@ def entered(
         max_events=cap,
         unnamed=curate.unnamed({run.path: run for part in rows for run in part.runs}.values()),
         add_up=raw.privatize.add_up_renamed,
-        # labels declared public have nobody to protect: another draw is charged and does not stop the run
-        add_up_keys=raw.privatize.add_up_keys or raw.data.public_labels,
+        # labels that are public or synthetic have nobody to protect: another draw is charged and stops no run
+        add_up_keys=raw.privatize.add_up_keys or raw.data.public_labels or raw.data.preferences == "embedded",
         remedies=(
             "a corrected label needs an event id of its own (privatize.event_column) and names the record that it"
             " corrects (privatize.corrects_column)",

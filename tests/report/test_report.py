@@ -148,6 +148,21 @@ def test_a_mark_in_the_release_is_enough_for_the_banner(make_run: MakeRun, where
     assert banner(render(run, lean=True))
 
 
+def test_labels_that_the_program_draws_are_protected_and_said_to_be_synthetic(make_run: MakeRun) -> None:
+    facts = read_run(make_run(), STAGES)
+    for recipe, synthetic in (
+        ({"data": {"preferences": "embedded"}}, True),
+        ({"data": {"preferences": "embedded"}, "online": {"labeller": "page"}}, False),
+        ({"data": {"preferences": "mine.jsonl"}}, False),
+    ):
+        each = replace(facts, recipe=facts.recipe | recipe)
+        status = privacy_status(each)
+        card = run_card(each, status)
+        assert (status.mark, card["statement"] != "none") == (None, True)
+        assert ("synthetic" in card["facts"].get("labels_from", "")) == synthetic
+        assert ("synthetic" in render_markdown(each, status, card).partition("## Privacy card")[0]) == synthetic
+
+
 @pytest.mark.parametrize("where", ["recipe", "manifest"])
 def test_labels_declared_public_are_given_no_claim_of_protection(make_run: MakeRun, where: str) -> None:
     """Whatever was done to them: SFT may have read the chosen answers, and the evaluation the labels as they are."""

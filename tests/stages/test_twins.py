@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from private_rlhf import runner
-from private_rlhf.audit.twins import TWINS, make_twins
+from private_rlhf.audit.twins import TWINS, check_twins, make_twins
 from private_rlhf.cli import main
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import curate, engine
@@ -249,6 +249,11 @@ def test_the_first_try_in_an_empty_folder_passes(tmp_path: Path, monkeypatch: py
     found = verdict_of(recipe, Path("runs/mine.twins"), "privatize", "sft")
     assert found.comparison.leaks == ()
     assert Path("runs/cache/tiny").is_dir()
+
+
+@pytest.mark.parametrize("name", ["tiny", "demo"])
+def test_the_recipes_of_the_built_in_task_can_be_verified_as_shipped(tmp_path: Path, name: str) -> None:
+    check_twins(load_recipe(Recipe, ROOT / "configs" / f"{name}.yaml"), tmp_path / "twins")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ class Workshop:
 
     def _seeded(self, seed: int) -> list[str]:
         own = [f"seed={seed}", f"data.label_seed={seed}", f"privatize.key_file={self._key(seed)}"]
-        own.append("reward.accept_coin=true")  # the arms are compared, coins among them
+        # The arms are compared, coins among them; the non-private one reads the labels as they are.
+        own += ["reward.accept_coin=true", "data.public_labels=true"]
         return [*self.overrides, *own]
 
     def _train_reference(self, seed: int) -> int:

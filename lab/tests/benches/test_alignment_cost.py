@@ -144,7 +144,7 @@ def test_the_reference_of_a_seed_fits_every_arm_of_it(tmp_path: Path) -> None:
     """The runner takes the copied stage for its own; that of another seed it does not."""
     shop, sft = workshop(tmp_path), stage_of("sft")
     source = RunDir(tmp_path / "sft-seed1")
-    made = load_recipe(Recipe, TINY, shop.arm_overrides(Arm("ppo", 2.0, 1))[:3])
+    made = load_recipe(Recipe, TINY, shop._seeded(1))
     source.claim(made.name, shareable_yaml(made), {})
     atomic.write_text(source.stage("sft") / "model" / "weights", "w")
     source.complete("sft", {"fingerprint": stage_fingerprint(sft, made, source)})
