@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ __all__ = [
 # Where bitsandbytes is installed peft imports it, and on some CPUs every process would begin with its advice to install
 # a 4-bit kernel: one without a gradient, which is not used here (`private_rlhf.lm.models.keep_differentiable`).
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+# peft and TRL ask every model for the old name of a property, which none of this package's calls can prevent.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 
 def __getattr__(name: str) -> Any:

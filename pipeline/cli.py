@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 runtime failure, 2 wrong use or input (one line on stderr)
 from __future__ import annotations
 
 import errno
+import json
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line, 
 from private_rlhf.core.outputs import json_with, output_file, output_folder
 from private_rlhf.core.world import wait_for_first
 from private_rlhf.launcher import Launcher, planned_world, report
-from private_rlhf.stages.declarations import STAGES
+from private_rlhf.stages.declarations import NAMES, STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset(
@@ -415,13 +416,17 @@ def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, acc
 
 
 def _show(run: Any) -> None:
-    """Print the results of a finished run, once."""
+    """Print what a run with a report did, in six lines, once."""
     from private_rlhf.core.world import join_world
 
-    if join_world().main:
-        from private_rlhf.report.sections import show_results
+    folder = run.stage("report")
+    if join_world().main and (folder / "card.json").is_file():
+        from private_rlhf.report.run_card import privacy_status
+        from private_rlhf.report.run_facts import read_run
+        from private_rlhf.report.sections import closing_lines
 
-        show_results(run)
+        facts, card = read_run(run, NAMES), json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        print_lines(*closing_lines(facts, privacy_status(facts), card, folder))
 
 
 def _stage(

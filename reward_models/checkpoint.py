@@ -23,6 +23,7 @@ from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.world import device_type
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.model_card import FILES, FOLDER, CardText
+from private_rlhf.lm.models import no_progress_bars
 from private_rlhf.lm.numerics import affordable
 from private_rlhf.reward_models.losses import check_reward_bound, get_loss
 from private_rlhf.reward_models.model import (
@@ -174,7 +175,7 @@ def save_reward_checkpoint(
         _check_bonus(bonus, weight, metadata)
 
     model.config.problem_type = "regression"  # vLLM and text-classification would return its sigmoid
-    with atomic.new_folder(target) as folder:
+    with atomic.new_folder(target) as folder, no_progress_bars():
         model.save_pretrained(str(folder))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))

@@ -26,7 +26,7 @@ from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError, one_line
 from private_rlhf.core.world import broadcast, join_world
 from private_rlhf.lm.model_folders import check_checkpoint
-from private_rlhf.lm.models import add_lora
+from private_rlhf.lm.models import add_lora, no_progress_bars
 from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -305,7 +305,7 @@ def _make_in_turn(target: Path, make: Callable[[Path], None]) -> None:
         if is_whole(target):  # another run made it while this one waited
             return
         atomic.sweep_temporaries(target.parent)
-        with atomic.new_folder(target) as temporary:
+        with atomic.new_folder(target) as temporary, no_progress_bars():
             make(temporary)
             if not is_whole(temporary):
                 names = sorted(path.name for path in temporary.iterdir())

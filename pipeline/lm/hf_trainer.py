@@ -29,6 +29,9 @@ from trl import SFTTrainer
 T = TypeVar("T")
 
 COMPLETE = "COMPLETE"
+OLD = "gradient_checkpointing"
+CHECKPOINTING = "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else OLD
+"""Transformers' name of the setting: from version 5.23 on it warns of the old one, which recipes may use."""
 OWNED = {
     "output_dir": "--run-dir",
     "per_device_train_batch_size": "{}.micro_batch_size",
@@ -122,13 +125,13 @@ def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int,
         "seed": seed,
         "data_seed": seed,
         "bf16": False,
-        "gradient_checkpointing": False,
+        CHECKPOINTING: False,
         "dataloader_drop_last": True,
         "report_to": "none",
         "use_cpu": on_cpu(),
         "ddp_find_unused_parameters": False if world.size > 1 else None,
     }
-    return {**defaults, **settings.trainer_args}
+    return {**defaults, **{key.replace(OLD, CHECKPOINTING): each for key, each in settings.trainer_args.items()}}
 
 
 def trainer_config(

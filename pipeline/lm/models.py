@@ -105,8 +105,7 @@ def load_causal_lm(
     missing."""
     more = four_bit_options(DTYPES[dtype]) if four_bit else {}
     try:
-        with no_progress_bars():
-            model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], revision=revision, **more)
+        model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], revision=revision, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(f"{path} must be a whole causal-LM checkpoint, got {cause}: check or make it again") from None
@@ -132,7 +131,8 @@ def load_whole(loader: Any, path: str | Path, allowed: Callable[[str], bool] = l
 
     ValueError where other weights than the `allowed` ones are missing (transformers would draw them) or superfluous.
     """
-    model, info = loader.from_pretrained(str(path), output_loading_info=True, **how)
+    with no_progress_bars():
+        model, info = loader.from_pretrained(str(path), output_loading_info=True, **how)
     for problem in ("missing", "unexpected", "mismatched"):
         names = sorted(str(name) for name in info[f"{problem}_keys"] if not allowed(str(name)))
         if names:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from pathlib import Path
+from typing import Any, TypeGuard
 
-from private_rlhf.core.errors import printable
 from private_rlhf.core.noise import outside
-from private_rlhf.core.rundir import RunDir
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 UNKNOWN = "–"
 SPACE = "\u00a0"
@@ -455,30 +450,32 @@ def sample_cards(facts: RunFacts) -> list[dict[str, Any]]:
 
 # --- on the terminal --------------------------------------------------------------------------------------------------
 
-SHOWN = 3
-CARD = "## Privacy card"
 
+def closing_lines(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any], folder: Path) -> list[str]:
+    """Six lines at the end of a run: what was protected, how, at what cost, the gain, the report, what to do next.
 
-def show_results(run: RunDir, console: Console | None = None) -> None:
-    """Prints the results of a finished run; nothing for a run without a report. The card itself stays in the report."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-    from rich.text import Text
-
-    page = run.stage("report") / "report.md"
-    if not page.is_file():
-        return
-    console = console or Console()
-    console.print(Markdown(printable(page.read_text(encoding="utf-8").partition(CARD)[0])))
-    samples = run.stage("evaluate") / "samples.json"
-    if samples.is_file():
-        metrics = run.root / "metrics.json"
-        methods = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
-        for sample in json.loads(samples.read_text(encoding="utf-8"))[:SHOWN]:
-            console.print(Text(printable(f"\n> {sample['prompt']}"), style="bold"))
-            for method, answer in sample.items():
-                if method != "prompt":
-                    label, answered = label_of(method, methods.get(method)), " ".join(answer["text"].split())
-                    console.print(Text(printable(f"  {label}: {answered}")))
-    places = f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}"
-    console.print(Text(printable(places)), soft_wrap=True)
+    card: as in card.json. folder: of the report.
+    """
+    events = f"{card['events']} preference labels"
+    origin = ", synthetic and treated as people's" if facts.synthetic_labels else ""
+    what, how = f"nothing ({status.mark}: {status.mark_reason})", card["mechanism"]
+    cost = "not counted, for no protection is claimed"
+    if status.private and status.epsilon is not None:
+        what = f"each of {events}{origin}"
+        how = f"kept with probability {status.noise.keep_text()} and turned round otherwise, before any training"
+        if status.delta is not None:
+            how = f"no label is released, only one noisy sum of them (δ = {status.delta:g})"
+        odds = significant(math.exp(min(status.epsilon, 700.0)))
+        cost = (
+            f"ε = {epsilon_text(status.epsilon)} a label: the odds of its two values change by a factor of {odds} at"
+            f" most; ε = {card['epsilon_total_per_event']:g} with all releases under this key"
+        )
+    policy = "not evaluated" if facts.policy is None else f"it {_win_sentence(facts.methods[facts.policy])}"
+    return [
+        f"protected  {what}",
+        f"how        {how}",
+        f"cost       {cost}",
+        f"policy     {policy}",
+        f"report     {folder / 'report.html'}; as text {folder / 'report.md'}",
+        "next       private-rlhf run --config own_data --data PREFERENCES --dry-run",
+    ]

@@ -19,9 +19,7 @@ from private_rlhf.evaluation.runs import Run
 from private_rlhf.lm.model_card import CardText, Provenance, write_beside
 from private_rlhf.privacy.keys import keygen
 from private_rlhf.recipe import DataConfig, ModelConfig
-from private_rlhf.report.sections import show_results
 from private_rlhf.stages import report
-from rich.console import Console
 from support.preference_files import write_jsonl
 from support.report_runs import write_run
 
@@ -75,11 +73,6 @@ def test_pages_of_a_run(tmp_path: Path) -> None:
         assert not obeyed(pages[name]), name
         assert "\\x1b" in pages[name], name
     assert "answer \\x1b[2J" in pages["report.html"]
-    with (tmp_path / "shown").open("w+", encoding="utf-8") as file:
-        show_results(run, Console(file=file, width=100))
-        file.seek(0)
-        assert not obeyed(shown := file.read())
-    assert "answer \\x1b[2J" in " ".join(shown.split())
 
 
 def test_pages_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

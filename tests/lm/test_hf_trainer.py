@@ -94,7 +94,7 @@ def test_trl_s_defaults_for_dtype_and_memory_are_undone_and_the_passthrough_wins
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 2)
     assert (arguments["seed"], arguments["data_seed"], arguments["report_to"]) == (7, 7, "none")
     plain = hf_trainer.trainer_arguments("sft", SftSection(), tmp_path, 7, World(0, 1))
-    assert (plain["bf16"], plain["gradient_checkpointing"]) == (False, False)
+    assert (plain["bf16"], plain[hf_trainer.CHECKPOINTING]) == (False, False)
 
 
 def test_the_newest_marked_checkpoint_counts_and_unmarked_ones_go(tmp_path: Path) -> None:

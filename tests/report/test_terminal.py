@@ -1,51 +1,40 @@
-"""What a finished run prints."""
+"""The lines that end a run."""
 
 from __future__ import annotations
 
-import io
-import json
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from private_rlhf.core.rundir import RunDir
-from private_rlhf.report.sections import show_results
-from rich.console import Console
-
-
-def printed(run: RunDir) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    show_results(run, console)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text
+from private_rlhf.report.run_card import privacy_status, run_card
+from private_rlhf.report.run_facts import RunFacts, read_run
+from private_rlhf.report.sections import closing_lines
+from support.pipeline_runs import STAGES
 
 
-def test_tables_and_answers_but_not_the_card(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    assert printed(run) == ""
-    run.stage("report").mkdir()
-    run.stage("evaluate").mkdir()
-    table = "| | sft | PPO |\n|---|---|---|\n| distinct-2 | 0.7 | 0.6 |\n"
-    page = f"# demo\n\nIt wins.\n\n{table}\n## Privacy card\n\nsecretive\n"
-    (run.stage("report") / "report.md").write_text(page)
-    samples = [{"prompt": f"Q{i}", "sft": {"text": "plain\ntext"}, "private": {"text": "better"}} for i in range(9)]
-    (run.stage("evaluate") / "samples.json").write_text(json.dumps(samples))
-    (tmp_path / "metrics.json").write_text(json.dumps({"private": {"epsilon": 2.0}}))
-    text = printed(run)
-    assert "PPO, ε = 2: better" in text
-    assert "distinct-2" in text
-    assert "secretive" not in text
-    assert "π_ref (SFT): plain text" in text
-    assert "Q2" in text
-    assert "Q3" not in text
-    assert "report.html" in text
+def lines_of(facts: RunFacts) -> dict[str, str]:
+    status = privacy_status(facts)
+    lines = closing_lines(facts, status, run_card(facts, status), Path("runs/x/report"))
+    return {line.partition(" ")[0]: line.partition(" ")[2].strip() for line in lines}
 
 
-def test_no_control_character_of_a_page_or_an_answer_is_printed(tmp_path: Path) -> None:
-    run, escapes = RunDir(tmp_path), "\x1b[2Jgone\x07\u202e"
-    for stage in ("report", "evaluate"):
-        run.stage(stage).mkdir()
-    (run.stage("report") / "report.md").write_text(f"# demo {escapes}\n\n| a {escapes} |\n|---|\n| 1 |\n")
-    samples = [{"prompt": f"Q {escapes}", "sft": {"text": f"A {escapes}"}}]
-    (run.stage("evaluate") / "samples.json").write_text(json.dumps(samples))
-    text = printed(run)
-    assert r"\x1b[2Jgone" in text
-    assert all(each.isprintable() or each == "\n" for each in text)
+def test_a_private_run_ends_in_six_lines(make_run: Any) -> None:
+    facts = read_run(make_run(), STAGES)
+    lines = lines_of(facts)
+    assert list(lines) == ["protected", "how", "cost", "policy", "report", "next"]
+    assert "synthetic and treated as people's" in lines["protected"]
+    epsilon = facts.release["guarantee"]["epsilon"]
+    assert lines["cost"].startswith(f"ε = {epsilon:g} a label: the odds of its two values change by a factor of ")
+    assert f"{math.exp(epsilon):.3g}" in lines["cost"]
+    assert "π_ref" in lines["policy"]
+    assert "runs/x/report/report.html" in lines["report"]
+    own = replace(facts, recipe=facts.recipe | {"data": {"preferences": "mine.jsonl"}}, evaluation={})
+    assert "synthetic" not in lines_of(own)["protected"]
+    assert lines_of(own)["policy"] == "not evaluated"
+
+
+def test_a_run_that_is_not_private_claims_nothing(make_run: Any) -> None:
+    lines = lines_of(read_run(make_run(epsilon=math.inf, name="nonprivate"), STAGES))
+    assert lines["protected"].startswith("nothing (NOT PRIVATE: ")
+    assert lines["cost"] == "not counted, for no protection is claimed"
