@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -13,9 +15,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from evaluation.chat_endpoint import serving
 from private_rlhf.cli import PANELS, command_line, main
+from private_rlhf.commands import doctor
 from support.pipeline_runs import TINY, Workspace, read_json, tree
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(60)]
@@ -60,6 +64,28 @@ def test_a_shell_completes_commands() -> None:
     line = [sys.executable, "-c", "import sys; from private_rlhf.cli import main; sys.exit(main())"]
     done = subprocess.run(line, env=os.environ | completing, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["verify-release", "verify-run"]
+
+
+def test_doctor_names_what_would_go_wrong(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(doctor, "MEMORY_GIB", 0.0)
+    monkeypatch.setattr(doctor, "DISK_GIB", 0.0)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: importlib.util.find_spec("json"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    names = ["processor", "libraries", "dtype", "threads", "GPU", "key", "disk", "model"]
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert not any(" — " in line for line in lines)
+    monkeypatch.setattr(doctor, "DISK_GIB", math.inf)
+    assert main(["keygen"]) == 0
+    assert main(["doctor"]) == 2
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " — " in line] == ["disk"]
+    shutil.rmtree(next(tmp_path.rglob("*.state")))
+    assert main(["doctor"]) == 2
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " — " in line] == ["key", "disk"]
 
 
 def test_print_config_writes_every_key_out(capsys: Capture) -> None:
