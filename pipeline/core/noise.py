@@ -205,7 +205,7 @@ class LabelNoise:
         return noise
 
 
-OUTSIDE = "a share below 0 or above 1 is chance: the noise of the labels is subtracted, and nothing is clipped"
+OUTSIDE = "an end of 0 or 1 is clipped: the noise of the labels is subtracted, and by chance less or more was left"
 
 
 def outside(*shares: Mapping[str, Any] | None) -> str:
@@ -214,9 +214,15 @@ def outside(*shares: Mapping[str, Any] | None) -> str:
     return OUTSIDE if any(number is not None and not 0 <= number <= 1 for number in numbers) else ""
 
 
+def clipped(share: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimate as it is shown: its value and the ends of its interval within [0, 1]."""
+    ends = {name: share.get(name) for name in ("value", "ci_low", "ci_high")}
+    return {**share, **{name: min(1.0, max(0.0, end)) for name, end in ends.items() if end is not None}}
+
+
 def share_text(share: Mapping[str, Any]) -> str:
-    """An estimate with its interval, explained where it is no share: 1.157 [0.902, 1.412] (a share above 1 …)."""
-    why = outside(share)
+    """An estimate with its interval, clipped, and explained where it is: 1.000 [0.902, 1.000] (an end of …)."""
+    why, share = outside(share), clipped(share)
     return f"{share['value']:.3f} [{share['ci_low']:.3f}, {share['ci_high']:.3f}]" + (f" ({why})" if why else "")
 
 

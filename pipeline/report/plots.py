@@ -275,7 +275,7 @@ def _bounds(estimate: dict[str, Any]) -> tuple[float, float]:
 
 
 def _share(value: float) -> float:
-    """Debiased estimates may leave [0, 1]; the drawing does not, the printed number does."""
+    """Debiased estimates may leave [0, 1]; what is drawn does not."""
     return min(1.0, max(0.0, value))
 
 

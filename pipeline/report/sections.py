@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from private_rlhf.core.noise import outside
+from private_rlhf.core.noise import clipped, outside
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
 
@@ -23,6 +23,7 @@ WIN_RATES = (
     ("likelihood_win_rate", "Likelihood win rate"),
     ("likelihood_win_rate_like_length", "Likelihood win rate, answers of like length"),
 )
+CONTROLLED = "length_controlled_win_rate"
 BESIDE = (
     ("likelihood_prefers_longer", "Finds the longer answer likelier"),
     ("agreement_rm", "Agreement of the reward model with the truth"),
@@ -152,6 +153,8 @@ def _win_sentence(result: dict[str, Any]) -> str:
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
     count = f"n{SPACE}={SPACE}{estimate.get('n', '?')} {_JUDGES[key]}"
     rate = f"{percent(estimate['value'])} of the time (95\u00a0% interval {percent_interval(estimate)}; {count})"
+    if key != CONTROLLED and usable(controlled := result.get(CONTROLLED)):
+        rate += f", {percent(controlled['value'])} at equal length ({percent_interval(controlled)})"
     if known(low) and low > 0.5:
         return f"beats π_ref {rate}"
     if known(high) and high < 0.5:
@@ -215,6 +218,8 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     shown = []
     if main := main_win_rate(result):
         shown.append(("win rate against π_ref", percent(main[1]["value"]), percent_interval(main[1])))
+        if main[0] != CONTROLLED and usable(controlled := result.get(CONTROLLED)):
+            shown.append(("win rate at equal length", percent(controlled["value"]), percent_interval(controlled)))
     if usable(result.get("objective_gain")):
         shown.append(("gain in J", *_gain(result)))
     if known(result.get("kl")):
@@ -255,6 +260,7 @@ def _share(key: str) -> Callable[[dict[str, Any]], Cell]:
         estimate = result.get(key)
         if not usable(estimate):
             return "", ""
+        estimate = clipped(estimate)
         n = f", n{SPACE}={SPACE}{estimate['n']}" if known(estimate.get("n")) else ""
         return percent(estimate["value"], 1), f"{percent_interval(estimate)}{n}"
 
@@ -315,7 +321,7 @@ def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
 def _fit_fact(key: str, value: Any) -> str:
     text = _fact(key, value)
     why = outside(value) if key == "validation_accuracy_debiased" else ""
-    return f"{text} ({why})" if why else text
+    return f"{_fact(key, clipped(value))} ({why})" if why else text
 
 
 def _fact(key: str, value: Any) -> str:
@@ -335,6 +341,7 @@ def longer_answer(facts: RunFacts) -> str:
     baseline = facts.evaluation.get("longer_answer_baseline")
     if not usable(baseline):
         return ""
+    baseline = clipped(baseline)
     right = f"{percent(baseline['value'], 1)} ({percent_interval(baseline)})"
     return f'"The longer answer wins" is right on {right} of the likelihood pairs.'
 

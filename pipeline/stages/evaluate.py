@@ -283,7 +283,7 @@ def judge_notes(recipe: Recipe) -> list[str]:
             "along such answers, as PPO is charged for them: not the KL of what draws"
         )
     if recipe.evaluation_labels == "private":
-        notes.append("likelihood win rates are estimated from privatised test labels (debiased, not clipped)")
+        notes.append("likelihood win rates are estimated from privatised test labels (debiased)")
     if recipe.evaluation_labels == "laplace":
         notes.append(
             "likelihood win rates and the longer-answer rule are counts of the true test labels with Laplace noise"

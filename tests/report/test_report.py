@@ -367,12 +367,12 @@ def test_rates_that_are_no_shares_are_explained_where_they_are_printed(make_run:
     fit = facts.reward_fit | {"validation_accuracy_debiased": outside}
     facts = replace(facts, reward_fit=fit, evaluation=facts.evaluation | {"longer_answer_baseline": below})
     page = render_markdown(facts, status, run_card(facts, status))
-    assert "1.157 [0.902, 1.412] (a share below 0 or above 1 is chance" in page
-    assert '"The longer answer wins" is right on −7.4\u00a0% (−31 to 16\u00a0%) of the likelihood pairs.' in page
-    assert "- A share below 0 or above 1 is chance" in page
+    assert "1.000 [0.902, 1.000] (an end of 0 or 1 is clipped" in page
+    assert '"The longer answer wins" is right on 0.0\u00a0% (0–16\u00a0%) of the likelihood pairs.' in page
+    assert "- An end of 0 or 1 is clipped" in page
     html = render_html(facts, status, run_card(facts, status))
-    assert "1.157 [0.902, 1.412] (a share below 0" in html
-    assert "−7.4\u00a0% (−31 to 16\u00a0%)" in html
+    assert "1.000 [0.902, 1.000] (an end of 0 or 1" in html
+    assert "0.0\u00a0% (0–16\u00a0%)" in html
     wide = [{"predicted": 0.9, "observed": 1.02, "ci_low": 0.8, "ci_high": 1.24, "n": 9}]
     (figure, *_) = reward_figures(replace(facts, reward_fit={"calibration": wide}))
     assert OUTSIDE in figure["note"].lower()
