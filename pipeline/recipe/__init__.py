@@ -14,6 +14,7 @@ from private_rlhf.recipe.reward_section import (
     RewardConfig,
     UncertaintySettings,
 )
+from private_rlhf.recipe.rollout_section import RolloutConfig
 from private_rlhf.recipe.training_sections import (
     DpoConfig,
     GroupConfig,

@@ -16,6 +16,7 @@ from private_rlhf.recipe.online_section import OnlineConfig
 from private_rlhf.recipe.ppo_section import PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
 from private_rlhf.recipe.reward_section import RewardConfig
+from private_rlhf.recipe.rollout_section import MAX_RANK, UNSERVED_MODULES, RolloutConfig
 from private_rlhf.recipe.training_sections import DpoConfig, GroupConfig, GvpoConfig, LoraSettings, SftConfig
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -45,6 +46,8 @@ class Recipe:
     aligner: Literal["ppo", "dpo", "rloo", "grpo", "gvpo"] = "ppo"
     """The method that makes the policy: PPO, RLOO, GRPO or GVPO on r̂, or the DPO baseline. ppo.kl_coef is the
     coefficient of J in all."""
+    rollout: Annotated[RolloutConfig | None, IF_SET] = None
+    """Who draws the responses that the policy learns from; null: transformers."""
     ppo: PpoConfig = Field(default_factory=PpoConfig)
     dpo: DpoConfig = Field(default_factory=DpoConfig)
     rloo: GroupConfig = Field(default_factory=GroupConfig)
@@ -80,6 +83,31 @@ class Recipe:
             )
         if self.ppo.temperature != 1 and self.aligner == "dpo":
             raise ValueError("ppo.temperature must be 1 for aligner dpo, which learns at it: set it")
+        if self.rollout is not None:
+            self._check_rollout(self.rollout)
+
+    def _check_rollout(self, rollout: RolloutConfig) -> None:
+        """Refuse what vLLM cannot serve as an adapter on sft/model."""
+        if rollout.engine == "transformers":  # as without the section: nothing runs again for it
+            object.__setattr__(self, "rollout", None)
+            return
+        rule = "with rollout.engine: vllm"
+        if self.aligner == "dpo":
+            raise ValueError(f"aligner must be ppo, gvpo, rloo or grpo {rule}, as dpo draws nothing: remove rollout")
+        lora = getattr(self, self.aligner).lora
+        if lora is None:
+            raise ValueError(f"{self.aligner}.lora must not be null {rule}, which serves adapters: set it")
+        if lora.rank > MAX_RANK:
+            raise ValueError(f"{self.aligner}.lora.rank must be at most {MAX_RANK} {rule}, got {lora.rank}: lower it")
+        targets = [lora.target_modules] if isinstance(lora.target_modules, str) else lora.target_modules
+        if outside := [name for name in targets if name in UNSERVED_MODULES]:
+            raise ValueError(f"{self.aligner}.lora.target_modules must not have {outside[0]} {rule}: leave it out")
+        if self.ppo.quantize:
+            raise ValueError(f"ppo.quantize must be null {rule}: servers have the weights of sft/model, not in 4 bits")
+        if self.ppo.top_p < 1:
+            raise ValueError(f"ppo.top_p must be 1 {rule}: below it log-probabilities are not those of the policy")
+        if self.online is not None and self.online.after is not None:
+            raise ValueError(f"online.after must be null {rule}: servers have one base model, sft/model")
 
     def _check_online(self, online: OnlineConfig) -> None:
         if self.evaluation_labels != "private":
@@ -203,14 +231,17 @@ def changed_keys(recipe: Recipe, saved: Mapping[str, Any]) -> list[str]:
 
 def shareable(recipe: Recipe) -> Recipe:
     """The recipe with only the last part of each path to a file of its holder: folder names may be confidential."""
-    privatize, model, online = recipe.privatize, recipe.model, recipe.online
+    privatize, model, online, rollout = recipe.privatize, recipe.model, recipe.online, recipe.rollout
     names: dict[str, Any] = {name: bare_name(str(getattr(recipe.data, name))) for name in OWN_FILES}
     privatize = replace(privatize, key_file=_name_of(privatize.key_file))
     if model.cache_dir != ModelConfig.cache_dir:
         model = replace(model, cache_dir=Path(model.cache_dir.name))
     if online is not None:
         online = replace(online, folder=_name_of(online.folder), after=_name_of(online.after))
-    return replace(recipe, data=replace(recipe.data, **names), privatize=privatize, model=model, online=online)
+    if rollout is not None:
+        rollout = replace(rollout, folder=_name_of(rollout.folder))
+    data = replace(recipe.data, **names)
+    return replace(recipe, data=data, privatize=privatize, model=model, online=online, rollout=rollout)
 
 
 def _name_of(path: Path | None) -> Path | None:

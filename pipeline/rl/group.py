@@ -36,16 +36,18 @@ from datasets import Dataset
 from peft import PeftModel
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.models import end_ids
-from private_rlhf.lm.numerics import precision
 from private_rlhf.recipe import GroupConfig, PpoConfig
 from private_rlhf.reward_models.scorer import RewardScorer
+from private_rlhf.rl.engine import Engine, TransformersEngine
 from private_rlhf.rl.replay import REFERENCE, Answers, Replay
 from private_rlhf.rl.rollout import prompt_index
 from transformers import TrainerState
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
+ENGINE = "engine/"
+"""Prefix of the facts of an engine's proof in TRL's log."""
 LOGGED = ("reward", "bonus", "score", "score_over_reference", "true_reward", "finished")
 """The reward function's report on an iteration's responses, by the names of PPO's history."""
 
@@ -89,6 +91,9 @@ class _OnPessimisticReward:
         if isinstance(model, PeftModel) and "ref" in model.peft_config:
             model.delete_adapter("ref")  # TRL's copy of the adapter as it came, which is none: B = 0
         self.ends = end_ids(model, task.renderer.tokenizer)
+        how = task.renderer.tokenizer.pad_token_id, self.ends, task.batch_size
+        self.engine: Engine = TransformersEngine(self.accelerator, *how)  # type: ignore[attr-defined]
+        self.proof: dict[str, float] = {}  # of what an engine has drawn last
 
     def pessimistic_reward(
         self, prompts: list[int], completion_ids: list[list[int]], log_metric: Any, **_: Any
@@ -111,6 +116,8 @@ class _OnPessimisticReward:
         for name, column in zip(LOGGED, columns, strict=True):
             if column is not None:
                 log_metric(f"pessimistic/{name}", float(column.float().mean()))
+        for name, value in self.proof.items():
+            log_metric(f"{ENGINE}{name}", value)
         return [float(value) for value in penalised]
 
     def draw_references(self) -> None:
@@ -127,7 +134,10 @@ class _OnPessimisticReward:
         keys = [sample_key(task.seed, "reference", prompt_key(prompt), k) for prompt in mine for k in range(count)]
         ids = [task.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if accelerator.is_main_process else None
-        rows = self._sample(ids, keys, task.sampling, label)
+        model = accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+        rows, logprobs = self.engine.sample(model, ids, keys, task.sampling, at_reference=True, progress=label)
+        if logprobs is not None:
+            self.engine.prove(model, ids, rows, logprobs, at_reference=True)
         if task.replay is not None and new:
             task.replay.write(REFERENCE, 0, Answers.unscored(ids, rows, 0))
         if mine:
@@ -153,23 +163,12 @@ class _OnPessimisticReward:
         first = self.accelerator.process_index * len(prompt_ids)  # type: ignore[attr-defined]
         step = self.state.global_step  # type: ignore[attr-defined]
         keys = [sample_key(self.task.seed, "rollout", step, first + row) for row in range(len(prompt_ids))]
-        return self._sample(prompt_ids, keys, self.task.sampling)
-
-    def _sample(
-        self, prompts: list[list[int]], keys: list[int], sampling: Sampling, progress: str | None = None
-    ) -> list[list[int]]:
-        accelerator = self.accelerator  # type: ignore[attr-defined]
-        with precision(accelerator):
-            return sample_responses(
-                accelerator.unwrap_model(self.model),  # type: ignore[attr-defined]
-                prompts,
-                keys,
-                sampling,
-                pad_token_id=self.task.renderer.tokenizer.pad_token_id,
-                eos_token_id=self.ends,
-                batch_size=self.task.batch_size,
-                progress=progress,
-            )
+        model = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+        self.engine.publish(model)
+        responses, logprobs = self.engine.sample(model, prompt_ids, keys, self.task.sampling)
+        if logprobs is not None:
+            self.proof = self.engine.prove(model, prompt_ids, responses, logprobs)
+        return responses
 
 
 class PessimisticRloo(_OnPessimisticReward, RLOOTrainer):
@@ -245,6 +244,7 @@ def history_of(state: TrainerState, rollouts: int, kl_coef: float) -> list[dict[
     history: list[dict[str, Any]] = []
     for start, end in zip(starts, [*starts[1:], len(steps)], strict=True):
         first, own = steps[start], steps[start:end]
+        proof = {name.removeprefix(ENGINE): value for name, value in first.items() if name.startswith(ENGINE)}
         tokens, seconds = first["completions/mean_length"], sum(entry["step_time"] for entry in own)
         history.append(
             {
@@ -257,6 +257,7 @@ def history_of(state: TrainerState, rollouts: int, kl_coef: float) -> list[dict[
                 "policy_loss": sum(entry["loss"] for entry in own) / len(own),
                 "grad_norm": sum(entry["grad_norm"] for entry in own) / len(own),
                 "tokens_per_second": round(rollouts * tokens / max(seconds, 1e-9), 1),
+                **({"engine": {"policy": proof}} if proof else {}),
             }
         )
     return history

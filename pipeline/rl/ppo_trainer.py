@@ -21,13 +21,14 @@ from private_rlhf.core.errors import RunStopped
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import as_number, is_sharded, keep_gathered, prepare
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, end_ids
 from private_rlhf.lm.numerics import precision
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
+from private_rlhf.rl.engine import Drawn, Engine, TransformersEngine
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
 from private_rlhf.rl.ppo_losses import KlController, clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.reader import Evaluated, PolicyReader
@@ -91,6 +92,9 @@ class PpoTrainer:
             config.kl_coef, config.kl_target, config.kl_horizon, config.kl_coef_min, config.kl_coef_max
         )
         self.sampling = Sampling(renderer.max_response_tokens, config.temperature, config.top_p)
+        how = tokenizer.pad_token_id, self.ends, config.generate_batch_size
+        self.engine: Engine = TransformersEngine(accelerator, *how)
+        self.proofs: dict[str, dict[str, float]] = {}  # of this iteration, of an engine's draws of policy and reference
         self.completions: Mapping[tuple[int, ...], list[list[int]]] = {}  # draws of π_ref that need not be made again
         self.new_references: tuple[list[list[int]], list[list[int]]] | None = None  # prompts, responses of this process
         self.warm_start: Callable[[Rollout], dict[str, float]] | None = None  # learns from the first iteration
@@ -164,6 +168,7 @@ class PpoTrainer:
             RunStopped: the policy has run away from π_ref.
             NonFiniteError: nothing can be learnt from the numbers of this iteration.
         """
+        self.proofs = {}
         rollout, seconds = self.collect(iteration)
         kl = float(rollout.kl.mean())
         if kl > self.config.max_kl:  # learning from it would only go further
@@ -182,6 +187,7 @@ class PpoTrainer:
             **self.describe(rollout, has_truth),
             "kl_coef": kl_coef,
             **losses,
+            **({"engine": dict(self.proofs)} if self.proofs else {}),
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1),
         }
@@ -239,9 +245,14 @@ class PpoTrainer:
         ids = [self.renderer.prompt_ids(prompt) for prompt in picked]
         with keep_gathered(self.accelerator, self.model, self.config.gather_once):
             self._add_references(prompts)
-            responses = self._sample(self.bare, ids, [keys[i] for i in mine], self.sampling)
+            self.engine.publish(self.policy)
+            responses, logprobs = self._sample(self.bare, ids, [keys[i] for i in mine], self.sampling)
             generated = time.monotonic()
             rollout = self._measure(mine, picked, ids, responses, keep)
+            if logprobs is not None:
+                lengths = [len(response) for response in responses]
+                read = [rollout.logprobs[row, :length].tolist() for row, length in zip(mine, lengths, strict=True)]
+                self.proofs["policy"] = self.engine.prove(self.policy, ids, responses, logprobs, read)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def measure(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> Rollout:
@@ -324,18 +335,9 @@ class PpoTrainer:
         keys: Sequence[int],
         sampling: Sampling,
         progress: str | None = None,
-    ) -> list[list[int]]:
-        with precision(self.accelerator):
-            return sample_responses(
-                model,
-                prompts,
-                keys,
-                sampling,
-                pad_token_id=self.renderer.tokenizer.pad_token_id,
-                eos_token_id=self.ends,
-                batch_size=self.config.generate_batch_size,
-                progress=progress,
-            )
+        at_reference: bool = False,
+    ) -> Drawn:
+        return self.engine.sample(model, prompts, keys, sampling, at_reference=at_reference, progress=progress)
 
     def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
         """Draws K completions of π_ref for each prompt that is new, for baseline and Γ; a function of the prompt.
@@ -357,7 +359,10 @@ class PpoTrainer:
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
         with self.reader.reference_model() as model, keep_gathered(self.accelerator, model, once):
             inputs = [ids[i] for i in new_places], [keys[i] for i in new_places]
-            new_rows = iter(self._sample(model, *inputs, self.sampling, label))
+            answers, logprobs = self._sample(model, *inputs, self.sampling, label, at_reference=True)
+        if logprobs is not None:
+            self.proofs["reference"] = self.engine.prove(self.policy, inputs[0], answers, logprobs, at_reference=True)
+        new_rows = iter(answers)
         rows = [stored[i][i % count] if len(stored[i]) == count else next(new_rows) for i in range(len(ids))]
         scored = mine or self.scorer.together
         features = self.scorer.features(repeated, self._texts(rows)) if scored else torch.empty(0)

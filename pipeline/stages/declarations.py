@@ -260,7 +260,7 @@ class Ppo(ByPpo):
     name = "ppo"
     help = "KL-regularised PPO against the pessimistic reward."
     reads = ("sft", "reward")
-    sections = ("model", "data", "reward", "ppo", "online", "seed")
+    sections = ("model", "data", "reward", "ppo", "rollout", "online", "seed")
 
     def sections_of(self, recipe: Recipe) -> tuple[str, ...]:
         return (*self.sections, *(["gvpo"] if recipe.ppo.warm_start or recipe.ppo.polish else []))
@@ -290,21 +290,21 @@ class Rloo(Trained, OnReward):
     name = "rloo"
     help = "RLOO against the pessimistic reward, for recipes with `aligner: rloo`."
     reads = ("sft", "reward")
-    sections = ("model", "data", "reward", "ppo", "rloo", "seed")
+    sections = ("model", "data", "reward", "ppo", "rollout", "rloo", "seed")
     texts = ("prompts",)
 
 
 class Grpo(Rloo):
     name = "grpo"
     help = "GRPO against the pessimistic reward, for recipes with `aligner: grpo`."
-    sections = ("model", "data", "reward", "ppo", "grpo", "seed")
+    sections = ("model", "data", "reward", "ppo", "rollout", "grpo", "seed")
 
 
 class Gvpo(ByPpo):
     name = "gvpo"
     help = "regression to the Gibbs policy on stored answers, for recipes with `aligner: gvpo`."
     reads = ("sft", "online", "reward")
-    sections = ("model", "data", "reward", "ppo", "gvpo", "online", "seed")
+    sections = ("model", "data", "reward", "ppo", "rollout", "gvpo", "online", "seed")
 
     def check_batches(self, recipe: Recipe, world: World) -> None:
         settings = recipe.gvpo

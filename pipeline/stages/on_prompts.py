@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward, load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import nonfinite, resume_state
+from private_rlhf.rl.engine import VllmEngine, check_servable
 from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import Replay
+from private_rlhf.rl.sync_proof import SyncProof
 from private_rlhf.stages.context import StageContext
 
 
@@ -90,10 +92,38 @@ def make_trainer(
     scorer = load_scorer(context.reward_model, recipe.model, recipe.reward.feature_batch_size, **how)
     scorer.place(accelerator)
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
+    if recipe.rollout is not None:
+        served = renderer, trainer.ends, settings.generate_batch_size, trainer.bare.read, trainer.together
+        trainer.engine = vllm_engine(context, accelerator, trainer.policy, *served)
     trainer.completions = stored_completions(context)
     resume_state.install_hooks(accelerator)
     scorer.references.update(resume_state.latest_references(context.checkpoints))
     return trainer
+
+
+def vllm_engine(
+    context: StageContext,
+    accelerator: Accelerator,
+    policy: Any,
+    renderer: Renderer,
+    ends: Collection[int],
+    batch_size: int,
+    call: Callable[..., Any] | None = None,
+    together: bool = False,
+) -> VllmEngine:
+    """The recipe's vLLM servers for the adapter of `policy`, with the proof that they serve it.
+
+    ends: token ids that end a response. batch_size: requests of each process at a time. call, together: of `SyncProof`.
+    UserError: vLLM cannot serve what `policy` trains, or a server does not fit. RunStopped: one does not answer.
+    """
+    recipe, settings = context.recipe, context.recipe.rollout
+    assert settings is not None
+    check_servable(policy)
+    dtype = recipe.model.dtype if accelerator.mixed_precision == "no" else "bfloat16"
+    bounds, temperature = settings.bounds(dtype), recipe.ppo.temperature
+    proof = SyncProof(accelerator, policy, renderer.tokenizer, temperature, bounds, call, together)
+    folder, tokens = settings.folder or context.checkpoints / "adapters", renderer.max_prompt_tokens
+    return VllmEngine(accelerator, settings, proof, folder, ends, tokens + renderer.max_response_tokens, batch_size)
 
 
 def load_extras(context: StageContext, accelerator: Accelerator) -> tuple[list[ExtraReward], list[Renderer]]:

@@ -98,6 +98,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "reference_policy": reference_fact,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         **({"polish": polish} if settings.polish is not None else {}),
+        **({"engine": trainer.engine.summary(history)} if recipe.rollout is not None else {}),
         "summary": summary_of(history),
     }
 

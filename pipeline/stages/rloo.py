@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.distributed import is_sharded
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.models import load_policy
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
 from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.on_prompts import fitting_prompts, renderer_of, replay_of, write_results
+from private_rlhf.stages.on_prompts import fitting_prompts, renderer_of, replay_of, vllm_engine, write_results
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -55,6 +56,10 @@ def run(context: StageContext) -> dict[str, Any]:
         processing_class=renderer.tokenizer,
         task=task,
     )
+    if recipe.rollout is not None:
+        policy, split = trainer.accelerator.unwrap_model(trainer.model), is_sharded(trainer.model)
+        how = renderer, trainer.ends, settings.generate_batch_size
+        trainer.engine = vllm_engine(context, trainer.accelerator, policy, *how, together=split)
     scorer.checkpoint.model.model.to(trainer.accelerator.device)
     if context.world.main:
         answers.restart(hf_trainer.last_whole_step(context.checkpoints))
@@ -74,6 +79,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "texts": [count],
         "kl_coef": fixed["beta"],
         "losses": [entry["policy_loss"] for entry in history],
+        **({"engine": trainer.engine.summary(history)} if recipe.rollout is not None else {}),
         "summary": summary_of(history),
     }
 

@@ -189,7 +189,7 @@ def test_the_dump_writes_every_key_out() -> None:
     }  # fmt: skip
     assert set(dumped) == {
         "name", "seed", "evaluation_labels", "model", "data", "privatize", "online", "sft", "reward", "aligner",
-        "ppo", "dpo", "rloo", "grpo", "gvpo", "evaluate",
+        "rollout", "ppo", "dpo", "rloo", "grpo", "gvpo", "evaluate",
     }  # fmt: skip
 
 
@@ -233,4 +233,4 @@ def test_what_a_recipe_may_change_without_effect() -> None:
     accepted |= {f"data.{name}" for name in ("format", "label_column", "labels", "ties", "pairs", "special_tokens")}
     accepted |= {"data.message_keys", "reward.accept_coin", "data.accept_odd", "privatize.add_up_keys"}
     assert gone == {"ppo.sample_every", "ppo.sample_count", "ppo.report_to", "ppo.report_samples"} | accepted
-    assert whole.keys() - left.keys() == {"online"}  # while it is null
+    assert whole.keys() - left.keys() == {"online", "rollout"}  # while they are null

@@ -258,7 +258,11 @@ def test_stored_completions_are_not_drawn_again(problem: Problem, monkeypatch: p
     for prompt, response in rows:
         stored.setdefault(tuple(prompt), []).append(response)
     trainer.completions = stored
-    monkeypatch.setattr(trainer, "_sample", lambda model, prompts, *_: [] if not prompts else pytest.fail("drawn"))
+
+    def sample(model: Any, prompts: list[Any], *_: Any, **__: Any) -> Any:
+        return ([], None) if not prompts else pytest.fail("drawn")
+
+    monkeypatch.setattr(trainer, "_sample", sample)
     again, _ = trainer.draw_references(problem.prompts)
     assert again.responses == rollout.responses
     assert torch.equal(again.scores, rollout.scores)
