@@ -40,7 +40,7 @@ from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.models import end_ids
 from private_rlhf.recipe import GroupConfig, PpoConfig
 from private_rlhf.reward_models.scorer import RewardScorer
-from private_rlhf.rl.engine import Engine, TransformersEngine
+from private_rlhf.rl.engines import Engine, TransformersEngine
 from private_rlhf.rl.replay import REFERENCE, Answers, Replay
 from private_rlhf.rl.rollout import prompt_index
 from transformers import TrainerState

@@ -28,7 +28,7 @@ from private_rlhf.lm.numerics import precision
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
-from private_rlhf.rl.engine import Drawn, Engine, TransformersEngine
+from private_rlhf.rl.engines import Drawn, Engine, TransformersEngine
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
 from private_rlhf.rl.ppo_losses import KlController, clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.reader import Evaluated, PolicyReader

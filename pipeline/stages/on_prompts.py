@@ -22,7 +22,7 @@ from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward, load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import nonfinite, resume_state
-from private_rlhf.rl.engine import VllmEngine, check_servable
+from private_rlhf.rl.engines import VllmEngine, check_servable
 from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import Replay

@@ -39,6 +39,7 @@ RUN_BY = {
     "private-rlhf verify-run": ("tests/stages/test_twins.py", '"verify-run"'),
     "private-rlhf sample": ("tests/cli/test_commands.py", '"sample"'),
     "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
+    "launch/vllm.sh": ("tests/launch/test_scripts.py", '"vllm.sh"'),
     "private-rlhf launch": ("tests/launch/test_launcher.py", '"ddp"'),  # as far as accelerate goes without a GPU
     "python -m": ("tests/cli/test_core_install.py", '"wheel"'),
 }

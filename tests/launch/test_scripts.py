@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / "launch" / "slurm.sbatch", ROOT / ".ci" / "run"]
@@ -105,3 +107,24 @@ def test_sweep_runs_the_grid_then_compares(tmp_path: Path) -> None:
 def test_ci_installs_lints_and_tests_through_make() -> None:
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(f"make {target}" in text for target in ("setup", "lint", "test"))
+
+
+def test_a_server_is_started_for_what_the_recipe_says(tmp_path: Path) -> None:
+    """Rank 20 needs a server for 32; the longest text is prompt and response together."""
+    run_dir = tmp_path / "run"
+    (run_dir / "sft" / "model").mkdir(parents=True)
+    (run_dir / "sft" / "model" / "config.json").write_text("{}", encoding="utf-8")
+    recipe = {"aligner": "ppo", "ppo": {"lora": {"rank": 20}}}
+    recipe["model"] = {"dtype": "bfloat16", "max_prompt_tokens": 96, "max_response_tokens": 32}
+    (run_dir / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    python = tmp_path / "vllm-python"
+    script = f'[[ "$1" == - ]] && exec {sys.executable} "$@"\necho "$*"\n'
+    python.write_text(f"#!/usr/bin/env bash\n{script}", encoding="utf-8")
+    python.chmod(0o755)
+    command = ["bash", str(ROOT / "launch" / "vllm.sh"), str(run_dir), "8001", "--enforce-eager"]
+    environment = os.environ | {"VLLM_PYTHON": str(python)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert f"--model {run_dir}/sft/model --host 127.0.0.1 --port 8001" in done.stdout
+    assert "--dtype bfloat16 --max-model-len 128 --enable-lora --max-lora-rank 32 --max-loras 2" in done.stdout
+    assert "--logprobs-mode processed_logprobs --generation-config vllm --enforce-eager" in done.stdout
+    assert run(tmp_path, "vllm.sh")[0] == 2

@@ -18,7 +18,7 @@ from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from private_rlhf.lm.logprobs import response_forward, token_batch
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
-from private_rlhf.rl import engine
+from private_rlhf.rl import engines
 from support.ppo_problem import Problem
 from support.recipes import recipe_of
 
@@ -38,7 +38,7 @@ def at(problem: Problem, model: Any, prompt: str, temperature: float) -> torch.T
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[Sampling]:
     """How everything is sampled, in order."""
     seen = []
-    for module in (engine, evaluation_sampler):
+    for module in (engines, evaluation_sampler):
         plain = module.sample_responses
 
         def record(model: Any, prompts: Any, keys: Any, sampling: Sampling, plain: Any = plain, **more: Any) -> Any:

@@ -16,7 +16,7 @@ from private_rlhf.recipe import RolloutConfig
 from private_rlhf.recipe.load import to_tree
 from private_rlhf.recipe.recipe import changed_keys, shareable
 from private_rlhf.rl import resume_state
-from private_rlhf.rl.engine import check_servable
+from private_rlhf.rl.engines import check_servable
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.sync_proof import BINS, Draws, Gap, SyncProof
 from support.engine_worker import SETTINGS, TOKENS, serve, steps

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.hf_trainer import trainer_config
 from private_rlhf.lm.models import add_lora, load_causal_lm, unwrap
-from private_rlhf.recipe import GroupConfig, LoraSettings, PpoConfig
+from private_rlhf.recipe import GroupConfig, LoraSettings, PpoConfig, RolloutConfig
+from private_rlhf.rl.engines import VllmEngine
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
+from private_rlhf.rl.sync_proof import SyncProof
 from private_rlhf.stages.declarations import preflight
+from support.fake_vllm import FakeVllm
 from support.ppo_problem import CAP, EOS, PAD, VOCABULARY, Problem, StubRenderer
 from support.recipes import recipe_of
 from tokenizers import Tokenizer
@@ -311,3 +314,27 @@ def test_what_cannot_run_is_one_line(
     with pytest.raises(UserError, match=f"^{aligner}.*{said}") as caught:
         preflight(recipe, [aligner], World(0, 1))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("aligner", ["rloo", "grpo"])
+def test_servers_draw_what_the_policy_would_and_a_stale_one_is_caught(
+    problem: Problem, base: Path, tmp_path: Path, aligner: AlignerName
+) -> None:
+    def learnt(lie: str | None) -> list[dict[str, Any]]:
+        made = trainer(problem, base, aligner, **SMALL)
+        if lie is not None:
+            settings = RolloutConfig(engine="vllm", urls=[fake.url])
+            bounds = settings.bounds("float32")
+            proof = SyncProof(made.accelerator, made.model, made.task.renderer.tokenizer, 1.0, bounds)
+            made.engine = VllmEngine(made.accelerator, settings, proof, tmp_path / "adapters", made.ends, 6, 8)
+        made.train()
+        return history_of(made.state, SMALL["rollouts"], KL_COEF)
+
+    expected = learnt(None)
+    with FakeVllm(problem.model, PAD).running() as fake:
+        found = learnt("")
+    assert [entry["policy_loss"] for entry in found] == [entry["policy_loss"] for entry in expected]
+    assert all(entry["engine"]["policy"]["largest"] < 1e-5 for entry in found)
+    assert found[-1]["engine"]["policy"]["from_previous"] > 1e-3
+    with FakeVllm(problem.model, PAD, "stale").running() as fake, pytest.raises(RunStopped, match="stale"):
+        learnt("stale")

@@ -14,7 +14,7 @@ from typing import Any
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.recipe import RolloutConfig
-from private_rlhf.rl.engine import VllmEngine
+from private_rlhf.rl.engines import VllmEngine
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.sync_proof import SyncProof
 
