@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise
+from private_rlhf.core.noise import LabelNoise, Noise
 from private_rlhf.reward_models.basis import ALONE, FeatureArray, FeatureBasis, Spread, identity_basis
 from private_rlhf.reward_models.linear import PairProblem, minimize, pair_problem
 from private_rlhf.reward_models.losses import PreferenceLoss, fisher_weight, get_loss
@@ -73,7 +72,7 @@ def select_ridge(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    noise: AnyNoise,
+    noise: Noise,
     *,
     ridges: Sequence[float] | None = None,
     basis: FeatureBasis | None = None,
@@ -105,7 +104,7 @@ def select_ridge(
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
             theta, _ = minimize(training, ridge, theta, tolerance=tolerance)
-            losses[row, folds == fold] = score.value(test.margin(theta), test.private_label, test.noise)
+            losses[row, folds == fold] = score.value(test.margin(theta), test.private_label, problem.noise)
     losses = spread.all(losses[:, folds >= 0].T.contiguous()).T
     means = spread.first(losses.mean(1))
     best = int(means.argmin())
@@ -133,7 +132,7 @@ def ridge_by_evidence(
     x_a: Tensor,
     x_b: Tensor,
     label: Tensor,
-    noise: LabelNoise | LevelledNoise,
+    noise: LabelNoise,
     reward_bound: float | None,
     start: float | None = None,
     spread: Spread = ALONE,
@@ -163,7 +162,7 @@ def ridge_by_evidence(
     return ridges[place]
 
 
-def ridge_in_units_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise | LevelledNoise) -> float:
+def ridge_in_units_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise) -> float:
     """The ridge that weighs as much against another loss as `ridge` against the private likelihood, at margin 0."""
-    zero = torch.zeros(len(noise) if isinstance(noise, LevelledNoise) else 1, dtype=torch.float64)
-    return ridge * float(loss.curvature(zero, noise).mean() / fisher_weight(zero, noise).mean())
+    zero = torch.zeros(1, dtype=torch.float64)
+    return ridge * float(loss.curvature(zero, noise) / fisher_weight(zero, noise))
