@@ -221,6 +221,15 @@ def privatize(
     labeler_column: Annotated[str | None, typer.Option("--labeler-column", help="Who gave the label.")] = None,
     event_column: Annotated[str | None, typer.Option("--event-column", help="Which of their answers it is.")] = None,
     corrects_column: Annotated[str | None, typer.Option("--corrects-column", help="Id of a corrected pair.")] = None,
+    epsilon_column: Annotated[
+        str | None, typer.Option("--epsilon-column", help="ε of each label, in place of --epsilon.")
+    ] = None,
+    epsilon_levels: Annotated[
+        str | None, typer.Option("--epsilon-levels", help="Every ε that may stand there: 0.5,1,4")
+    ] = None,
+    levels_before: Annotated[
+        bool | None, typer.Option("--levels-before-labels", help="Your word: each ε was set before its label.")
+    ] = None,
     max_events: Annotated[
         int | None, typer.Option("--max-events-per-person", min=1, help="Leave out further ones, for good.")
     ] = None,
@@ -247,7 +256,7 @@ def privatize(
     accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
-    """Stage with --config; without it privatise --data into --output at --epsilon with --key."""
+    """Stage with --config; without it privatise --data into --output at --epsilon (or --epsilon-column) with --key."""
     one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides, accept_code)
@@ -255,21 +264,23 @@ def privatize(
     if budget_per is not None and budget is None:
         raise UserError("--budget-per needs --budget")
     from private_rlhf.data.curate import Request, privatize_source
-    from private_rlhf.data.declared_columns import Options, parse_labels
+    from private_rlhf.data.declared_columns import Options, parse_labels, parse_levels
     from private_rlhf.data.source_summary import HEAD_ROWS, summary_of
     from private_rlhf.privacy.keys import named_or_default
     from private_rlhf.privacy.ledger import Budget
 
-    rows, output, level = all_given("privatize", {"--data": data, "--output": output, "--epsilon": epsilon})
+    one = {"--epsilon": epsilon} if epsilon_column is None else {"--epsilon-levels": epsilon_levels}
+    rows, output, _ = all_given("privatize", {"--data": data, "--output": output, **one})
     key_file = named_or_default(key)
     folder = output_folder(Path(output or ""), "--output", inputs=(rows, key_file))
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     stated: dict[str, Any] = {"ties": ties, "pairs": pairs or "one", "special_tokens": special or "error"}
     beside = (labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
+    stated |= {"epsilon_column": epsilon_column, "epsilon_levels": parse_levels(epsilon_levels)}
     options = Options(*beside, format=shape, message_keys=tuple(keys.split(",")) if keys else (), **stated)
     limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
-    more: dict[str, Any] = {"add_up": bool(add_up), "add_up_keys": bool(add_up_keys), "max_events": max_events}
-    request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)
+    flags = (bool(add_up), max_events, workers, bool(add_up_keys), bool(levels_before))
+    request = Request(rows, folder, epsilon, key_file, split, source, options, limit, *flags)
     head = summary_of(rows, split, options, HEAD_ROWS)
     if sys.stderr.isatty():  # for people; a program that reads the messages gets one line
         print_lines(*head.lines(), file=sys.stderr)

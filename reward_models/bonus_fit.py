@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.basis import ALONE, FeatureArray, Spread
 from private_rlhf.reward_models.head import PairFeatures
@@ -65,13 +66,17 @@ def elliptical_bonus(
     constants: EllipticalConstants | None = None,
     spread: Spread = ALONE,
 ) -> EllipticalBonus:
-    """Γ of a linear fit, Σ being that of pairs (φ_a, φ_b) (n, d) of responses that μ drew. ValueError as for
-    `EllipticalBonus`, and without pairs."""
+    """Γ of a linear fit, Σ being that of pairs (φ_a, φ_b) (n, d) of responses that μ drew, each weighted by (2α − 1)²
+    where each label has its own α. ValueError as for `EllipticalBonus`, and without pairs."""
     size = fit.basis.num_components
     total = torch.zeros(size, size, dtype=torch.float64)
-    for first, second in zip(phi_a.split(BLOCK), phi_b.split(BLOCK), strict=True):
+    weight = torch.ones(len(phi_a), dtype=torch.float64)
+    if isinstance(fit.noise, LevelledNoise):
+        weight = torch.from_numpy(fit.noise.factor / fit.noise.mean_factor)
+    for first, second, weights in zip(phi_a.split(BLOCK), phi_b.split(BLOCK), weight.split(BLOCK), strict=True):
         gradient_a, gradient_b = (reward_gradient(side, fit.weight, fit.reward_bound) for side in (first, second))
         rows = fit.basis.coordinates(gradient_a - gradient_b).cpu() / math.sqrt(2.0)
+        rows = rows * weights[:, None]
         total += rows.T @ rows
     count = int(spread.sum(torch.tensor(float(len(phi_a)))))
     if count == 0:

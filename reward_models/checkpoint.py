@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, known_noise, noise_from_json
 from private_rlhf.core.world import device_type
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.model_card import FILES, FOLDER, CardText
@@ -57,7 +58,7 @@ Weights drawn at random differ by the size of the scores."""
 NOISY_SUM_LOSS = "noisy_sum"
 """The loss of a fit to one noisy sum of labels (`private_rlhf.reward_models.central`), none of which was released."""
 MODES = ("head", "lora", "full", "external")
-_NOISE = ("keep_prob", "epsilon")
+_NOISE, LEVELS = ("keep_prob", "epsilon"), "levels"
 METADATA = "noise of the labels, loss, bound and size of the fit; private-rlhf reads no reward model without it"
 BONUS = "statistics of the uncertainty, which private-rlhf subtracts from the reward; the scores above are without it"
 ONE_OUTPUT = "raw = model(**texts).logits[:, 0]"
@@ -75,12 +76,12 @@ NO_CLASSIFIER = (
 class RewardMetadata:
     """The facts that a reward checkpoint must state about itself. ValueError names the field that is out of range.
 
-    noise is that of the labels, `epsilon` and `keep_prob` in the file. loss: of `losses`, or NOISY_SUM_LOSS. mode
-    `external`: fitted elsewhere to public labels, loss and n_pairs None. base_model: a name, not a path. data: further
-    JSON facts.
+    noise is that of the labels, `epsilon`, `keep_prob` and, where each has its own, `levels` in the file. loss: of
+    `losses`, or NOISY_SUM_LOSS. mode `external`: fitted elsewhere to public labels, loss and n_pairs None. base_model:
+    a name, not a path. data: further JSON facts.
     """
 
-    noise: LabelNoise
+    noise: LabelNoise | LevelledNoise
     loss: str | None
     reward_bound: float | None
     ridge: float | None
@@ -94,7 +95,7 @@ class RewardMetadata:
     data: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        LabelNoise.of(self.noise, allow_zero=self.loss == NOISY_SUM_LOSS)
+        known_noise(self.noise, allow_zero=self.loss == NOISY_SUM_LOSS)
         for name, choices in (("mode", MODES), ("uncertainty", BONUS_KINDS)):
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
@@ -121,7 +122,8 @@ class RewardMetadata:
         """Plain JSON (no infinities), with the format version and α."""
         noise = self.noise.as_json()
         record = {name: value for name, value in asdict(self).items() if name != "noise"}
-        return {"format_version": FORMAT_VERSION, **{name: noise[name] for name in _NOISE}, **record}
+        stated = {name: noise[name] for name in (*_NOISE, LEVELS) if name in noise}
+        return {"format_version": FORMAT_VERSION, **stated, **record}
 
     @classmethod
     def from_json(cls, record: object) -> RewardMetadata:
@@ -133,10 +135,10 @@ class RewardMetadata:
         names = {field.name for field in fields(cls)} - {"noise"}
         if missing := sorted((names - {"data", "uncertainty"} | set(_NOISE)) - set(record)):
             raise ValueError(f"missing {', '.join(missing)}")
-        values = {name: value for name, value in record.items() if name not in ("format_version", *_NOISE)}
+        values = {name: value for name, value in record.items() if name not in ("format_version", *_NOISE, LEVELS)}
         if unknown := sorted(set(values) - names):
             raise ValueError(f"unknown {', '.join(unknown)}")
-        return cls(noise=LabelNoise.from_json(record), **values)
+        return cls(noise=noise_from_json(record), **values)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, joined
 from private_rlhf.data.render import prompt_key
 from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.basis import ALONE, Spread, pair_basis
@@ -59,7 +60,7 @@ class PairFeatures:
 
 def fit_head(
     features: PairFeatures,
-    noise: LabelNoise,
+    noise: LabelNoise | LevelledNoise,
     settings: RewardConfig,
     *,
     prompts: Sequence[Any] | None = None,
@@ -78,19 +79,23 @@ def fit_head(
         raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
     folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, seed))
     folds = folds if features.numbers is None else folds[features.numbers]
-    return _fit(features, features, folds, settings.ridge, noise, settings)
+    return _fit(features, features, folds, settings.ridge, noise, noise, settings)
 
 
 def refit_head(
-    features: PairFeatures, held_out: PairFeatures, noise: LabelNoise, settings: RewardConfig
+    features: PairFeatures,
+    held_out: PairFeatures,
+    noise: LabelNoise | LevelledNoise,
+    settings: RewardConfig,
+    held_out_noise: LabelNoise | LevelledNoise = PUBLIC,
 ) -> tuple[LinearFit, RidgeSelection]:
     """The private MLE on `features` trained on the same pairs; settings.refit_ridge, unless given, is chosen by the
-    private log-likelihood of `held_out` pairs."""
+    private log-likelihood of `held_out` pairs. held_out_noise: of theirs, where each label has an ε of its own."""
     chosen, rejected = (torch.cat(pair) for pair in zip(features.sides, held_out.sides, strict=True))
     both = PairFeatures(chosen, rejected, spread=features.spread)
     folds = torch.full((len(both),), ALWAYS_LEARNT)
     folds[len(features) :] = 0
-    return _fit(features, both, folds, settings.refit_ridge, noise, settings)
+    return _fit(features, both, folds, settings.refit_ridge, noise, joined(noise, held_out_noise), settings)
 
 
 def _fit(
@@ -98,7 +103,8 @@ def _fit(
     judges: PairFeatures,
     folds: torch.Tensor,
     ridge: float | Literal["evidence"] | None,
-    noise: LabelNoise,
+    noise: LabelNoise | LevelledNoise,
+    noise_of_judges: LabelNoise | LevelledNoise,
     settings: RewardConfig,
 ) -> tuple[LinearFit, RidgeSelection]:
     """The ridge by the `folds` (m,) of the pairs `judges`, then the fit to `features`."""
@@ -113,5 +119,6 @@ def _fit(
         by_likelihood = ridge_by_evidence(one, other, ones, noise, settings.reward_bound, spread=spread)
         ridge = ridge_in_units_of(get_loss(settings.loss), by_likelihood, noise)
     ridges = None if ridge is None else [ridge]
-    selection = select_ridge(*judges.sides, torch.ones(len(judges)), noise, ridges=ridges, folds=folds, **options)
+    labels = (torch.ones(len(judges)), noise_of_judges)
+    selection = select_ridge(*judges.sides, *labels, ridges=ridges, folds=folds, **options)
     return fit_linear(*features.sides, ones, noise, ridge=selection.ridge, **options), selection

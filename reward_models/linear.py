@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise, known_noise, rows_of
 from private_rlhf.reward_models.basis import (
     ALONE,
     FeatureArray,
@@ -61,7 +62,7 @@ class LinearFit:
     theta: Tensor
     basis: FeatureBasis
     information: Tensor
-    noise: LabelNoise
+    noise: LabelNoise | LevelledNoise
     ridge: float
     reward_bound: float | None
     loss: str
@@ -92,7 +93,7 @@ class PairProblem:
     x_a: Tensor
     x_b: Tensor
     private_label: Tensor
-    noise: LabelNoise
+    noise: LabelNoise | LevelledNoise
     reward_bound: float | None
     loss: PreferenceLoss
     spread: Spread = ALONE
@@ -111,7 +112,7 @@ class PairProblem:
     def rows(self, rows: Tensor) -> PairProblem:
         """The problem of some of the pairs: their numbers, or a mask (n,)."""
         parts = (self.x_a[rows], self.x_b[rows], self.private_label[rows])
-        return PairProblem(*parts, self.noise, self.reward_bound, self.loss, self.spread)
+        return PairProblem(*parts, rows_of(self.noise, rows), self.reward_bound, self.loss, self.spread)
 
     def margin(self, theta: Tensor) -> Tensor:
         """Δ (n,)."""
@@ -139,7 +140,7 @@ class PairProblem:
         slope_a, slope_b = (slope * bound_slope(side @ theta, self.reward_bound) for side in (self.x_a, self.x_b))
         return self.spread.sum(self.x_a.T @ slope_a - self.x_b.T @ slope_b)
 
-    def information(self, theta: Tensor, weight: Callable[[Tensor, Noise], Tensor] = fisher_weight) -> Tensor:
+    def information(self, theta: Tensor, weight: Callable[[Tensor, AnyNoise], Tensor] = fisher_weight) -> Tensor:
         """Σ_i weight_i δg_i δg_iᵀ (k, k); by default the Fisher information of the private labels."""
         scaled = self.margin_gradient(theta) * weight(self.margin(theta), self.noise).sqrt()[:, None]
         return self.spread.sum(scaled.T @ scaled)
@@ -158,7 +159,7 @@ def pair_problem(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    noise: Noise,
+    noise: AnyNoise,
     basis: FeatureBasis,
     reward_bound: float | None,
     loss: str,
@@ -170,7 +171,7 @@ def pair_problem(
         basis.coordinates(first),
         basis.coordinates(second),
         check_labels(private_label, len(first)),
-        LabelNoise.of(noise, allow_zero=False),
+        known_noise(noise, allow_zero=False),
         check_reward_bound(reward_bound),
         get_loss(loss),
         spread,
@@ -258,7 +259,7 @@ def fit_linear(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    noise: Noise,
+    noise: AnyNoise,
     *,
     ridge: float,
     basis: FeatureBasis | None = None,

@@ -1,8 +1,8 @@
 """Per-example losses for preference labels that went through randomised response.
 
 `margin` Δ (B,) is r(s, a) − r(s, b); `private_label` z (B,) ±1 the *released* label; `noise` what its release states
-(`LabelNoise`), or an ε in [0, ∞]. Every function is pure, keeps (B,), works in float32 or float64, and is finite for
-|Δ| up to 1e4. "Eq." numbers are PPKL's.
+(`LabelNoise`), an ε in [0, ∞], or an ε for each label (`LevelledNoise`). Every function is pure, keeps (B,), works in
+float32 or float64, and is finite for |Δ| up to 1e4. "Eq." numbers are PPKL's.
 
 Label smoothing is refused: on labels that are already flipped it shrinks every margin a second time. r is the smooth
 bound (B/2)·tanh(2u/B) of the raw score u; a hard clamp would have zero gradient outside. `reward_bound` None means r =
@@ -15,10 +15,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from private_rlhf.core.noise import LABEL_RULE, LabelNoise, Noise
+from private_rlhf.core.noise import LABEL_RULE, LabelNoise
+from private_rlhf.core.noise_levels import AnyNoise, known_noise
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
@@ -85,6 +86,30 @@ def bound_slope(raw_score: Tensor, reward_bound: float | None) -> Tensor:
     return 4.0 * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
 
 
+# --- noise ---------------------------------------------------------------------------------------------------------
+
+
+class _Terms(NamedTuple):
+    """What a loss reads of the noise: floats for one ε, (B,) in the margin's type for an ε of each label."""
+
+    public: bool
+    factor: float | Tensor
+    flip_prob: float | Tensor
+    log_keep: float | Tensor
+    log_flip: float | Tensor
+
+
+def _terms(noise: AnyNoise, margin: Tensor) -> _Terms:
+    known = known_noise(noise)
+    if isinstance(known, LabelNoise):
+        return _Terms(known.public, known.factor, known.flip_prob, known.log_keep, known.log_flip)
+    if len(known) != len(margin):
+        raise ValueError(f"noise must be of {len(margin)} labels, one for each margin, got {len(known)}")
+    margin = _widen(margin)
+    values = (known.factor, known.flip_prob, known.log_keep, known.log_flip)
+    return _Terms(False, *(torch.as_tensor(each, dtype=margin.dtype, device=margin.device) for each in values))
+
+
 # --- private likelihood (Eq. 8-9) ----------------------------------------------------------------------------------
 
 
@@ -95,7 +120,7 @@ class _PrivateNegativeLogLikelihood(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, signed: Tensor, noise: LabelNoise) -> Tensor:
+    def forward(ctx: Any, signed: Tensor, noise: _Terms) -> Tensor:
         ctx.save_for_backward(signed)
         ctx.noise = noise
         return _mixture_nll(signed, noise)
@@ -110,7 +135,7 @@ class _PrivateScore(torch.autograd.Function):
     """w = ∂ log P/∂x = (2α−1) σ'(x)/P > 0; w' = −w [σ(x) − σ(−x) (1−α)/P]: the loss is concave where w' > 0."""
 
     @staticmethod
-    def forward(ctx: Any, signed: Tensor, noise: LabelNoise) -> Tensor:
+    def forward(ctx: Any, signed: Tensor, noise: _Terms) -> Tensor:
         ctx.save_for_backward(signed)
         ctx.noise = noise
         return _score(signed, noise)
@@ -123,110 +148,110 @@ class _PrivateScore(torch.autograd.Function):
         return grad * bend * _PrivateScore.apply(signed, ctx.noise), None
 
 
-def _mixture_nll(signed: Tensor, noise: LabelNoise) -> Tensor:
+def _mixture_nll(signed: Tensor, noise: _Terms) -> Tensor:
     if noise.public:
         return softplus(-signed)
     return -torch.logaddexp(noise.log_keep + logsigmoid(signed), noise.log_flip + logsigmoid(-signed))
 
 
-def _score(signed: Tensor, noise: LabelNoise) -> Tensor:
+def _score(signed: Tensor, noise: _Terms) -> Tensor:
     """∂ log P/∂x of x = zΔ, (B,) > 0."""
     if noise.public:
         return torch.sigmoid(-signed)
     return noise.factor * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, noise))
 
 
-def private_likelihood_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def private_likelihood_loss(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """−log P̃(z) with P̃(z) = α σ(zΔ) + (1−α) σ(−zΔ) (Eq. 8-9), in nats, (B,) ≥ 0; not convex in Δ for α < 1."""
-    noise = LabelNoise.of(noise)
     signed = _signed(margin, private_label)
-    return _mixture_nll(signed, noise) if noise.public else _PrivateNegativeLogLikelihood.apply(signed, noise)
+    terms = _terms(noise, signed)
+    return _mixture_nll(signed, terms) if terms.public else _PrivateNegativeLogLikelihood.apply(signed, terms)
 
 
-def private_likelihood_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def private_likelihood_slope(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """∂ loss/∂Δ = −z (2α−1) σ'(Δ)/P̃(z), (B,), between −1 and 1."""
     signed = _signed(margin, private_label)
-    return -private_label.to(signed.dtype) * _score(signed, LabelNoise.of(noise))
+    return -private_label.to(signed.dtype) * _score(signed, _terms(noise, signed))
 
 
-def fisher_weight(margin: Tensor, noise: Noise) -> Tensor:
+def fisher_weight(margin: Tensor, noise: AnyNoise) -> Tensor:
     """Expected information of one private label about its margin: (2α−1)² σ'(Δ)²/(P̃(1−P̃)), (B,) in [0, 1/4]."""
-    noise = LabelNoise.of(noise)
     margin = _widen(margin)
-    if noise.public:
+    terms = _terms(noise, margin)
+    if terms.public:
         return torch.exp(_log_sigmoid_slope(margin))
-    log_weight = 2.0 * _log_sigmoid_slope(margin) + _mixture_nll(margin, noise) + _mixture_nll(-margin, noise)
-    return noise.factor ** 2 * torch.exp(log_weight)
+    log_weight = 2.0 * _log_sigmoid_slope(margin) + _mixture_nll(margin, terms) + _mixture_nll(-margin, terms)
+    return terms.factor ** 2 * torch.exp(log_weight)
 
 
 # --- private least squares (Algorithm 2 step 8) --------------------------------------------------------------------
 
 
-def _least_squares_error(margin: Tensor, private_label: Tensor, noise: LabelNoise) -> Tensor:
+def _least_squares_error(margin: Tensor, private_label: Tensor, noise: _Terms) -> Tensor:
     """z − (2σ(Δ)−1)(2α−1), times z: 2 [(1−α) + (2α−1) σ(−zΔ)], (B,) in [0, 2], free of cancellation."""
     return 2.0 * (noise.flip_prob + noise.factor * _sigmoid(-_signed(margin, private_label)))
 
 
-def private_least_squares_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def private_least_squares_loss(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """[(2σ(Δ)−1)(2α−1) − z]², (B,) in [0, 4]: the squared error of the label's conditional mean."""
-    return _least_squares_error(margin, private_label, LabelNoise.of(noise)).square()
+    return _least_squares_error(margin, private_label, _terms(noise, margin)).square()
 
 
-def private_least_squares_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def private_least_squares_slope(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """∂ loss/∂Δ = 4 (2α−1) σ'(Δ) [(2σ(Δ)−1)(2α−1) − z], (B,)."""
-    noise = LabelNoise.of(noise)
-    error = _least_squares_error(margin, private_label, noise)
     margin = _widen(margin)
+    terms = _terms(noise, margin)
+    error = _least_squares_error(margin, private_label, terms)
     slope = torch.exp(_log_sigmoid_slope(margin))
-    return -4.0 * noise.factor * slope * private_label.to(margin.dtype) * error
+    return -4.0 * terms.factor * slope * private_label.to(margin.dtype) * error
 
 
-def least_squares_curvature(margin: Tensor, noise: Noise) -> Tensor:
+def least_squares_curvature(margin: Tensor, noise: AnyNoise) -> Tensor:
     """Gauss-Newton (= expected) curvature 8 (2α−1)² σ'(Δ)², (B,)."""
-    return 8.0 * LabelNoise.of(noise).factor ** 2 * torch.exp(2.0 * _log_sigmoid_slope(_widen(margin)))
+    return 8.0 * _terms(noise, margin).factor ** 2 * torch.exp(2.0 * _log_sigmoid_slope(_widen(margin)))
 
 
 # --- debiased ("robust", rDPO-style) -------------------------------------------------------------------------------
 
 
-def _debiasing_slope(noise: Noise) -> float:
+def _debiasing_slope(noise: AnyNoise, margin: Tensor) -> float | Tensor:
     """(1−α)/(2α−1) = 1/(e^ε − 1), in [0, ∞)."""
-    noise = LabelNoise.of(noise, allow_zero=False)
-    return noise.flip_prob / noise.factor
+    terms = _terms(known_noise(noise, allow_zero=False), margin)
+    return terms.flip_prob / terms.factor
 
 
-def debiased_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def debiased_loss(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """[α ℓ(zΔ) − (1−α) ℓ(−zΔ)]/(2α−1) = ℓ(zΔ) − zΔ/(e^ε−1), ℓ = −log σ, in nats (B,): unbiased for the loss on the true
     label, unbounded below, of a variance like (2α−1)^−2. ValueError at ε = 0."""
     signed = _signed(margin, private_label)
-    return softplus(-signed) - _debiasing_slope(noise) * signed
+    return softplus(-signed) - _debiasing_slope(noise, signed) * signed
 
 
-def debiased_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def debiased_slope(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """∂ loss/∂Δ = −z [σ(−zΔ) + 1/(e^ε−1)], (B,)."""
     signed = _signed(margin, private_label)
-    return -private_label.to(signed.dtype) * (torch.sigmoid(-signed) + _debiasing_slope(noise))
+    return -private_label.to(signed.dtype) * (torch.sigmoid(-signed) + _debiasing_slope(noise, signed))
 
 
 # --- uncorrected (baseline) ----------------------------------------------------------------------------------------
 
 
-def uncorrected_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def uncorrected_loss(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """Bradley-Terry on z as if nothing had been flipped, (B,), nats: a baseline; `noise` is validated and ignored."""
-    LabelNoise.of(noise)
+    known_noise(noise)
     return softplus(-_signed(margin, private_label))
 
 
-def uncorrected_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+def uncorrected_slope(margin: Tensor, private_label: Tensor, noise: AnyNoise) -> Tensor:
     """∂ loss/∂Δ = −z σ(−zΔ), (B,)."""
-    LabelNoise.of(noise)
+    known_noise(noise)
     signed = _signed(margin, private_label)
     return -private_label.to(signed.dtype) * torch.sigmoid(-signed)
 
 
-def logistic_curvature(margin: Tensor, noise: Noise) -> Tensor:
+def logistic_curvature(margin: Tensor, noise: AnyNoise) -> Tensor:
     """σ'(Δ), (B,): the second derivative of the debiased and the uncorrected loss, whatever the label."""
-    LabelNoise.of(noise)
+    known_noise(noise)
     return torch.exp(_log_sigmoid_slope(_widen(margin)))
 
 
@@ -239,9 +264,9 @@ class PreferenceLoss:
     ≥ 0."""
 
     name: str
-    value: Callable[[Tensor, Tensor, Noise], Tensor]
-    slope: Callable[[Tensor, Tensor, Noise], Tensor]
-    curvature: Callable[[Tensor, Noise], Tensor]
+    value: Callable[[Tensor, Tensor, AnyNoise], Tensor]
+    slope: Callable[[Tensor, Tensor, AnyNoise], Tensor]
+    curvature: Callable[[Tensor, AnyNoise], Tensor]
 
 
 LOSSES = MappingProxyType(

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise
 from private_rlhf.reward_models.basis import ALONE, FeatureArray, FeatureBasis, Spread, identity_basis
 from private_rlhf.reward_models.linear import PairProblem, minimize, pair_problem
 from private_rlhf.reward_models.losses import PreferenceLoss, fisher_weight, get_loss
@@ -72,7 +73,7 @@ def select_ridge(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    noise: Noise,
+    noise: AnyNoise,
     *,
     ridges: Sequence[float] | None = None,
     basis: FeatureBasis | None = None,
@@ -104,7 +105,7 @@ def select_ridge(
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
             theta, _ = minimize(training, ridge, theta, tolerance=tolerance)
-            losses[row, folds == fold] = score.value(test.margin(theta), test.private_label, problem.noise)
+            losses[row, folds == fold] = score.value(test.margin(theta), test.private_label, test.noise)
     losses = spread.all(losses[:, folds >= 0].T.contiguous()).T
     means = spread.first(losses.mean(1))
     best = int(means.argmin())
@@ -132,7 +133,7 @@ def ridge_by_evidence(
     x_a: Tensor,
     x_b: Tensor,
     label: Tensor,
-    noise: LabelNoise,
+    noise: LabelNoise | LevelledNoise,
     reward_bound: float | None,
     start: float | None = None,
     spread: Spread = ALONE,
@@ -162,7 +163,7 @@ def ridge_by_evidence(
     return ridges[place]
 
 
-def ridge_in_units_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise) -> float:
+def ridge_in_units_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise | LevelledNoise) -> float:
     """The ridge that weighs as much against another loss as `ridge` against the private likelihood, at margin 0."""
-    zero = torch.zeros(1, dtype=torch.float64)
-    return ridge * float(loss.curvature(zero, noise) / fisher_weight(zero, noise))
+    zero = torch.zeros(len(noise) if isinstance(noise, LevelledNoise) else 1, dtype=torch.float64)
+    return ridge * float(loss.curvature(zero, noise).mean() / fisher_weight(zero, noise).mean())

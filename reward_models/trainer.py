@@ -13,7 +13,8 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from peft import PeftModel, get_peft_model
-from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise, known_noise
 from private_rlhf.lm.kernels.linear_layers import speed_up
 from private_rlhf.lm.models import unwrap
 from private_rlhf.lm.rows import make_rows, shared_length, sharing_of
@@ -35,6 +36,27 @@ def row_length(chosen: Sequence[int], rejected: Sequence[int]) -> int:
     return len(chosen) + len(rejected) - shared_length(chosen, rejected)
 
 
+LEVEL = "level"
+"""The column with the number of each label's level."""
+
+
+def with_levels(rows: list[dict[str, Any]], noise: LabelNoise | LevelledNoise) -> list[dict[str, Any]]:
+    """The rows of a data set, with the number of the level of each label where each has its own ε."""
+    if not isinstance(noise, LevelledNoise):
+        return rows
+    return [{**row, LEVEL: level} for row, level in zip(rows, noise.level.tolist(), strict=True)]
+
+
+def batch_noise(noise: LabelNoise | LevelledNoise, inputs: dict[str, Any]) -> LabelNoise | LevelledNoise:
+    """The noise of a batch's labels, whose levels it no longer holds afterwards."""
+    level = inputs.pop(LEVEL, None)
+    if isinstance(noise, LabelNoise):
+        return noise
+    if level is None:
+        raise ValueError(f"the rows must hold the {LEVEL} of each label, since each has an ε of its own")
+    return LevelledNoise(noise.levels, level.cpu().numpy())
+
+
 class PairCollator(DataCollatorForPreference):
     """TRL's collator with a check: transformers pools "the last id that is not pad", so no sequence may end in pad."""
 
@@ -45,7 +67,10 @@ class PairCollator(DataCollatorForPreference):
                 if len(ids) == 0 or ids[-1] == self.pad_token_id:
                     problem = "is empty" if len(ids) == 0 else f"ends in the pad token {self.pad_token_id}"
                     raise ValueError(f"{column} of a row {problem}: end rendered texts in another token")
-        return super().torch_call(examples)
+        batch: dict[str, Any] = super().torch_call(examples)
+        if LEVEL in examples[0]:
+            batch[LEVEL] = torch.tensor([example[LEVEL] for example in examples])
+        return batch
 
 
 class PairLengthSampler(Sampler[int]):
@@ -108,7 +133,7 @@ class PrivateRewardTrainer(RewardTrainer):
         model: PreTrainedModel | PeftModel,
         args: RewardConfig,
         *,
-        noise: Noise,
+        noise: AnyNoise,
         loss: str = "private_likelihood",
         reward_bound: float | None = None,
         share_prompts: bool = True,
@@ -117,7 +142,7 @@ class PrivateRewardTrainer(RewardTrainer):
         processing_class: Any,
         **kwargs: Any,
     ) -> None:
-        self.noise = LabelNoise.of(noise, allow_zero=False)
+        self.noise = known_noise(noise, allow_zero=False)
         self.preference_loss = get_loss(loss)
         self.reward_bound = check_reward_bound(reward_bound)
         self._centring = args.center_rewards_coefficient
@@ -186,8 +211,9 @@ class PrivateRewardTrainer(RewardTrainer):
         for start in range(0, len(share), self.args.per_device_eval_batch_size):
             part = share[start : start + self.args.per_device_eval_batch_size]
             inputs = self._prepare_inputs(self.data_collator([rows[index] for index in part]))
+            noise = batch_noise(self.noise, inputs)
             margin = self._margin(self._raw_scores(model, inputs)[0])
-            losses += judge.value(margin, torch.ones_like(margin), self.noise).tolist()
+            losses += judge.value(margin, torch.ones_like(margin), noise).tolist()
         model.train(training)
         gathered = dict(gather_object(list(zip(share, losses, strict=True))))
         return torch.tensor([gathered[index] for index in range(len(rows))], dtype=torch.float64)
@@ -225,21 +251,27 @@ class PrivateRewardTrainer(RewardTrainer):
     ) -> Any:
         """Mean private loss of the batch, as `PairCollator` makes it."""
         mode = "train" if model.training else "eval"
+        noise = batch_noise(self.noise, inputs)
         raw, outputs = self._raw_scores(model, inputs)
         margin = self._margin(raw)
-        loss = self.preference_loss.value(margin, torch.ones_like(margin), self.noise).mean()
+        loss = self.preference_loss.value(margin, torch.ones_like(margin), noise).mean()
         if self._centring is not None:
             loss = loss + self._centring * (raw[0] + raw[1]).square().mean()
-        self._record(mode, inputs["attention_mask"], raw.detach(), margin.detach())
+        self._record(mode, inputs["attention_mask"], raw.detach(), margin.detach(), noise)
         return (loss, outputs) if return_outputs else loss
 
-    def _record(self, mode: str, attention_mask: Tensor, raw: Tensor, margin: Tensor) -> None:
+    def _record(
+        self, mode: str, attention_mask: Tensor, raw: Tensor, margin: Tensor, noise: LabelNoise | LevelledNoise
+    ) -> None:
         """Append this batch's metrics; raw (2, B), margin (B,). One gather for all of them."""
         gathered = self.accelerator.gather_for_metrics(torch.cat([raw, margin[None]]).T.contiguous())
         rewards = bounded_reward(gathered[:, :2], self.reward_bound)
         margins = gathered[:, 2]
         # A tie carries no preference: it counts half.
         accuracy = float(((margins > 0).float() + 0.5 * (margins == 0).float()).mean())
+        # One process holds all labels where each has an ε of its own: nothing was gathered.
+        agrees = ((margin > 0).double() + 0.5 * (margin == 0).double()).cpu().numpy()
+        debiased = noise.debias_share(accuracy) if isinstance(noise, LabelNoise) else noise.share(agrees).value
         if mode == "train":
             self._total_train_tokens += int(self.accelerator.gather(attention_mask.sum()).sum()) // self._tp_size
         metrics = self._metrics[mode]
@@ -247,6 +279,6 @@ class PrivateRewardTrainer(RewardTrainer):
         for name, value in (
             ("min_reward", rewards.min()), ("mean_reward", rewards.mean()), ("max_reward", rewards.max()),
             ("margin", margins.mean()), ("private_accuracy", accuracy),
-            ("debiased_accuracy", self.noise.debias_share(accuracy)),
+            ("debiased_accuracy", debiased),
         ):  # fmt: skip
             metrics[name].append(float(value))

@@ -18,7 +18,8 @@ import torch
 from datasets import Dataset
 from peft import get_peft_model
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, rows_of
 from private_rlhf.core.world import World, check_rows
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.distributed import put_back, whole_model, whole_tensor
@@ -26,7 +27,7 @@ from private_rlhf.lm.models import DTYPES, lora_config
 from private_rlhf.recipe import EarlyStoppingSettings, RewardConfig
 from private_rlhf.reward_models.backbone import merge_adapters
 from private_rlhf.reward_models.model import set_score_weight
-from private_rlhf.reward_models.trainer import PrivateRewardTrainer
+from private_rlhf.reward_models.trainer import PrivateRewardTrainer, with_levels
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -153,9 +154,10 @@ def train_backbone(
     backbone: Any,
     pairs: Pairs,
     held_out: Pairs,
-    noise: LabelNoise,
+    noise: LabelNoise | LevelledNoise,
     settings: RewardConfig,
     *,
+    held_out_noise: LabelNoise | LevelledNoise = PUBLIC,
     tokenizer: Any,
     dtype: str,
     seed: int,
@@ -167,8 +169,9 @@ def train_backbone(
     """The backbone, a sequence classifier with a zero head, after the recipe's `lora` or `full` training.
 
     pairs: (chosen, rejected) token ids, `chosen` being what z prefers; held_out: the same, which early stopping judges
-    by. noise: of the labels. seed: of the order and of fresh adapters. checkpoints: folder of resume state.
-    warm_weight: (d,) head to start from, or None. reload: makes a backbone like the first, to gather split weights in.
+    by. noise, held_out_noise: of their labels; the latter is read where each label has an ε of its own. seed: of the
+    order and of fresh adapters. checkpoints: folder of resume state. warm_weight: (d,) head to start from, or None.
+    reload: makes a backbone like the first, to gather split weights in.
     """
     check_rows(len(pairs), "reward", settings.batch_size)
     more: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
@@ -178,14 +181,14 @@ def train_backbone(
     arguments = hf_trainer.trainer_config("reward", settings, TrlRewardConfig, checkpoints, seed, world, **more)
     if warm_weight is not None:
         set_score_weight(backbone, warm_weight)
-    stopping = held_out_stopping(held_out, settings.early_stopping)
+    stopping = held_out_stopping(held_out, settings.early_stopping, held_out_noise)
     trainer = PrivateRewardTrainer(
         trainable(backbone, settings, seed),
         arguments,
         noise=noise,
         loss=settings.loss,
         reward_bound=settings.reward_bound,
-        train_dataset=as_dataset(pairs),
+        train_dataset=as_dataset(pairs, noise),
         processing_class=tokenizer,
         callbacks=[stopping] if stopping else None,
     )
@@ -208,20 +211,23 @@ def trainable(backbone: Any, settings: RewardConfig, seed: int) -> Any:
         return get_peft_model(backbone, config, autocast_adapter_dtype=True)
 
 
-def as_dataset(pairs: Pairs) -> Dataset:
-    """Pairs as the trainer takes them."""
-    return Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs])
+def as_dataset(pairs: Pairs, noise: LabelNoise | LevelledNoise = PUBLIC) -> Dataset:
+    """Pairs as the trainer takes them, with the levels of their labels where each has its own ε."""
+    rows: list[dict[str, Any]] = [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs]
+    return Dataset.from_list(with_levels(rows, noise))
 
 
-def held_out_stopping(held_out: Pairs, settings: EarlyStoppingSettings | None) -> HeldOutStopping | None:
+def held_out_stopping(
+    held_out: Pairs, settings: EarlyStoppingSettings | None, noise: LabelNoise | LevelledNoise = PUBLIC
+) -> HeldOutStopping | None:
     """Early stopping by the held-out pairs, or None without settings. UserError: one pair has no standard error."""
     if settings is None:
         return None
     if len(held_out) < 2:
         raise UserError("reward.early_stopping must have at least 2 held-out pairs: raise reward.validation_fraction")
     # Similar lengths together: evaluation pads less.
-    rows = sorted(held_out, key=lambda pair: max(len(pair[0]), len(pair[1])))
-    return HeldOutStopping(as_dataset(rows), settings)
+    order = sorted(range(len(held_out)), key=lambda place: max(map(len, held_out[place])))
+    return HeldOutStopping(as_dataset([held_out[place] for place in order], rows_of(noise, order)), settings)
 
 
 def describe(record: HeldOutRecord) -> dict[str, Any]:

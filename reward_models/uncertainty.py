@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, mean_factor
 from private_rlhf.lm.rows import Rows
 from private_rlhf.reward_models.basis import FeatureBasis, identity_basis
 from private_rlhf.reward_models.losses import bound_slope, bounded_reward, check_reward_bound
@@ -178,12 +179,14 @@ class EllipticalConstants:
         if not (0 < self.c < math.inf and 0 < self.delta < 1 and 0 < radius < 1 and 0 <= covering < math.inf):
             raise ValueError(f"constants must have c > 0, delta and tau in (0, 1), log_covering >= 0, got {self}")
 
-    def width(self, noise: LabelNoise, reward_bound: float, num_pairs: int, num_components: int) -> float:
+    def width(
+        self, noise: LabelNoise | LevelledNoise, reward_bound: float, num_pairs: int, num_components: int
+    ) -> float:
         """√c e^{B/2}/(2α−1) √(log(N/δ)/n + τ): Γ at κ = 1 where φ̃ᵀΣ⁻¹φ̃ = 1, in the unit of the reward."""
         tau = 1.0 / num_pairs if self.tau is None else self.tau
         covering = num_components * math.log(1.0 / tau) if self.log_covering is None else self.log_covering
         rate = (covering - math.log(self.delta)) / num_pairs + tau
-        return math.sqrt(self.c * rate) * math.exp(reward_bound / 2.0) / noise.factor
+        return math.sqrt(self.c * rate) * math.exp(reward_bound / 2.0) / mean_factor(noise)
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ class EllipticalBonus(QuadraticBonus):
     basis: FeatureBasis
     covariance: Tensor
     reward_bound: float | None
-    noise: LabelNoise
+    noise: LabelNoise | LevelledNoise
     num_pairs: int
     constants: EllipticalConstants = field(default_factory=EllipticalConstants)
     kappa: float = 1.0
@@ -347,7 +350,11 @@ def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
 
 
 def bonus_from_tensors(
-    kind: str, tensors: dict[str, Tensor], reward_bound: float | None, kappa: float, noise: LabelNoise
+    kind: str,
+    tensors: dict[str, Tensor],
+    reward_bound: float | None,
+    kappa: float,
+    noise: LabelNoise | LevelledNoise,
 ) -> Bonus:
     """The inverse of `bonus_tensors`, with `noise` as the metadata states it. KeyError for a missing tensor, ValueError
     for unusable statistics."""

@@ -26,6 +26,7 @@ from private_rlhf.audit.learn import distinguisher, frames, untried
 from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes
 from private_rlhf.audit.statistics import Finding, Matches
 from private_rlhf.audit.view import Answers, View, build_view
+from private_rlhf.core.noise import LabelNoise
 
 HALF = FAMILY_WISE / 2
 NOT_EXAMINED = (
@@ -153,6 +154,8 @@ def run_attacks(
             without[f"{guess.attack}/{guess.variant}"] = rate
             ceiling = real_ceiling(guess, view.alpha, high)
         verdicts.append(judge_one(_unseen(guess, view), target, ceiling))
+        if truth.coins and guess.target == "label":
+            verdicts += [judge_one(part, target, alpha) for part, alpha in _by_level(_unseen(guess, view), view)]
     findings, matches = statistics.statistics(view, answers)
     findings += statistics.digests_and_sizes(view) + statistics.row_digests(view, answers)
     if matches.where:
@@ -222,6 +225,17 @@ def _unseen(guess: Guesses, view: View) -> Guesses:
         return guess
     hidden = view.known[guess.events] == 0
     return replace(guess, events=guess.events[hidden], labels=guess.labels[hidden])
+
+
+def _by_level(guess: Guesses, view: View) -> Iterator[tuple[Guesses, float]]:
+    """The guesses of events at each level below the largest claim, with their ceiling: no guess of a label beats the α
+    of its own level, unless the level depends on the label."""
+    for level in np.unique(view.levels):
+        alpha = LabelNoise.of(float(level)).keep_prob
+        here = view.levels[guess.events] == level
+        if alpha < view.alpha and here.any():
+            variant = f"{guess.variant}, of events at ε = {level:g}"
+            yield replace(guess, variant=variant, events=guess.events[here], labels=guess.labels[here]), alpha
 
 
 def real_ceiling(guess: Guesses, alpha: float, prior: float) -> float:

@@ -34,6 +34,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.user import another_user
 from private_rlhf.core.world import barrier, join_world
+from private_rlhf.data.curate import response
 from private_rlhf.data.declared_columns import PAIR
 from private_rlhf.data.layout import Layout
 from private_rlhf.data.raw_source import RawSource
@@ -43,7 +44,7 @@ from private_rlhf.labelling.questions import read_rows
 from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
-from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.pages import time_passages
@@ -175,9 +176,10 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     make_private_folder(homes[0])
     key = load_key(keygen(homes[0] / "owner.key"))
     shutil.copytree(homes[0], homes[1])  # the same key, and no ledger yet
-    coins, mechanism = Prf(secrets.token_bytes(32)), RandomizedResponse(recipe.privatize.epsilon)
+    coins = Prf(secrets.token_bytes(32))
     labels = turned = 0
     intakes = RawSource(recipe.data, replace(recipe.privatize, corrects_column=None), folder).open_sources()
+    mechanism = response(recipe.privatize.epsilon, intakes[0].layout.options)
     for name, intake in zip(_file_names(recipe), intakes, strict=True):
         layout, plain, seen = intake.layout, intake.layout.plain, set[bytes]()
         columns = plain.wanted
@@ -215,7 +217,7 @@ def _labels(
     layout: Layout,
     where: str,
     key: PrivacyKey,
-    mechanism: RandomizedResponse,
+    mechanism: RandomizedResponse | LevelledResponse,
     coins: Prf,
     seen: set[bytes],
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:

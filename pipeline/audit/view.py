@@ -21,7 +21,9 @@ from private_rlhf.audit.canaries import RawFacts, Truth, pair_key
 from private_rlhf.core.documents import MANIFESTS, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, epsilon_of, is_public
+from private_rlhf.data.release import EPSILON
 from private_rlhf.data.sources import open_source
+from private_rlhf.privacy.mechanism import LEVELLED
 from private_rlhf.privacy.records import Text, message_text
 from private_rlhf.recipe import SUFFIXES
 
@@ -66,7 +68,7 @@ class View:
     copies: (c, 2) int8, the released labels of the two events of each pair that has two. texts of event i: prompts[i],
     first[i], second[i]. files: every file of the roots. facts: candidate raw files' digests and sizes. signs: of the
     tables, by identity, from `learn.frames`. present: by root, the keys of the judged events that its
-    tables hold.
+    tables hold. levels: (n,) the largest ε that a table states of each event; empty where no label has an ε of its own.
     """
 
     roots: list[Path]
@@ -82,6 +84,7 @@ class View:
     present: dict[Path, set[bytes]]
     facts: tuple[RawFacts, ...]
     signs: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    levels: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def spread(self, table: Table, values: np.ndarray, elsewhere: int = 0) -> np.ndarray:
         """(n,) by event, of values (m,) of a table's rows; `elsewhere` for events that it does not hold."""
@@ -175,6 +178,15 @@ def stated_epsilon(folder: Path) -> float | None:
             for epsilon in _epsilons(guarantee if isinstance(guarantee, dict) else facts):
                 return epsilon_of(epsilon)
     return None
+
+
+def states_levels(folder: Path) -> bool:
+    """True for a bundle in which each label has an ε of its own."""
+    try:
+        facts = read_json(folder / MANIFESTS[0])
+        return bool(facts["guarantee"]["mechanism"] == LEVELLED)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _epsilons(value: Any) -> Iterator[float | None]:
@@ -307,10 +319,10 @@ def build_view(
     where = ", ".join(map(str, roots))
     if not groups:
         raise UserError(f"{where}: holds no preference data; give a release or a run")
-    builder, tables, claims = _Builder(truth, most), [], []
+    builder, tables, claims, levelled = _Builder(truth, most), [], [], False
     present: dict[Path, set[bytes]] = {root: set() for root in roots}
     for (folder, _), paths in groups.items():
-        stated = stated_epsilon(folder)
+        stated, levelled = stated_epsilon(folder), levelled or states_levels(folder)
         added = builder.read(_name(folder, roots), paths, stated)
         for root in roots:
             if root == folder or root in (*folder.parents, *paths):
@@ -332,6 +344,11 @@ def build_view(
     table_files = {path for paths in groups.values() for path in paths}
     view = View(list(roots), alpha, *builder.texts, labels * half, tables, copies, files, table_files, present,
                 truth.facts if truth else ())  # fmt: skip
+    if epsilon is None and levelled:
+        view.levels = np.zeros(view.size)
+        for table in tables:
+            level = np.asarray(table.columns.get(EPSILON, table.epsilon or 0.0), np.float64)
+            view.levels[table.event] = np.maximum(view.levels[table.event], level)
     return view, Answers(labels, np.array(builder.products, dtype=np.int8))
 
 

@@ -96,6 +96,8 @@ def export(
 
 def as_text(facts: Mapping[str, Any]) -> str:
     """The facts of `Ledger.show` for reading: totals, budgets, and a table of the releases."""
+    from private_rlhf.core.noise_levels import levels_text
+
     labelers = facts["labelers"]
     limits = [f"ε = {limit:g} per {kind}" for kind, limit in facts["budgets"].items() if limit is not None]
     lines = [
@@ -126,7 +128,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     rows = [("time", "source", "events", "ε", "status")]
     for entry in facts["releases"]:
         source = one_line(entry["source"], MOST_NAME) + KINDS.get(entry.get("kind"), "")
-        rows.append((entry["time"], source, str(entry["events"]), f"{entry['epsilon']:g}", entry["status"]))
+        rows.append((entry["time"], source, str(entry["events"]), levels_text(entry), entry["status"]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join([*lines, "", *table])

@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 from private_rlhf.core.noise import LabelNoise, share_text
+from private_rlhf.core.noise_levels import LevelledNoise, mean_factor, noise_from_json
 
 Z = NormalDist().inv_cdf(0.975)
 MOST_LABELS = 10_000_000
@@ -26,7 +27,7 @@ class RewardVerdict:
     accuracy: float
     low: float
     high: float
-    noise: LabelNoise
+    noise: LabelNoise | LevelledNoise
     share: float
 
     @classmethod
@@ -36,7 +37,7 @@ class RewardVerdict:
         if not stated:
             return None
         share = stated["n"] / (stated["n"] + fit["num_pairs"])
-        return cls(stated["value"], stated["ci_low"], stated["ci_high"], LabelNoise.from_json(fit), share)
+        return cls(stated["value"], stated["ci_low"], stated["ci_high"], noise_from_json(fit), share)
 
     @property
     def is_coin(self) -> bool:
@@ -49,7 +50,7 @@ class RewardVerdict:
         It excludes 1/2 where the share of agreeing released labels, 1/2 + (2α − 1)(a − 1/2), lies more than z/(2√n)
         from it: for n > (z / ((2α − 1)(2a − 1)))² held-out labels.
         """
-        return float((Z / (self.noise.factor * (2.0 * min(accuracy, 1.0) - 1.0))) ** 2 / self.share)
+        return float((Z / (mean_factor(self.noise) * (2.0 * min(accuracy, 1.0) - 1.0))) ** 2 / self.share)
 
     @property
     def stated(self) -> str:
@@ -65,6 +66,7 @@ class RewardVerdict:
         needed = self.labels_needed(supposed)
         count = f"about {math.ceil(needed):,}" if needed <= MOST_LABELS else f"more than {MOST_LABELS:,}"
         epsilon = "public labels" if self.noise.public else f"labels at epsilon {self.noise.epsilon:g}"
+        epsilon = "labels at this mix of epsilons" if isinstance(self.noise, LevelledNoise) else epsilon
         return f"at {whose} {count.replace(',', ' ')} {epsilon} would exclude 0.5"
 
     def sentence(self, aligner: str | None) -> str:

@@ -64,7 +64,7 @@ def write_pairs(
     """A new folder with the bundle of `manifest.rows` pairs in the order of their record ids; no further columns.
     keys: of messages, as in `release_schema`."""
     folder.mkdir()
-    schema, bits = release_schema(manifest.format, (), keys), manifest.shard_bits
+    schema, bits = release_schema(manifest.format, (), keys, manifest.levels is not None), manifest.shard_bits
     for shard, inside in groupby(pairs, key=lambda row: int(row.record_id, 16) >> ID_BITS - bits):
         write_shard(folder / shard_name(shard), schema, _tables(inside, schema))
     for shard in range(1 << bits):
@@ -76,6 +76,6 @@ def write_pairs(
 
 def _tables(pairs: Iterator[ReleasedPair], schema: pa.Schema) -> Iterator[pa.Table]:
     while group := list(islice(pairs, ROWS_PER_GROUP)):
-        columns = zip(*group, strict=True)
+        columns = list(zip(*group, strict=True))[: len(schema)]
         arrays = [text_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
         yield pa.table(arrays, schema=schema)

@@ -38,14 +38,14 @@ from private_rlhf.data.formats import MarkedSource
 from private_rlhf.data.layout import Layout, find_layout, respelled
 from private_rlhf.data.other_key_records import compare_keys
 from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
-from private_rlhf.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
+from private_rlhf.data.release import MANIFEST, PERSON, ROWS_PER_SHARD, SIGNATURE, WORD, ReleaseManifest, shard_name
 from private_rlhf.data.sources import Part, open_source
 from private_rlhf.data.workers import Workers, default_workers, start_workers
 from private_rlhf.data.workfolder import boot_id, code_version, source_identity, work_folder
 from private_rlhf.privacy.guarantee import DropCounts, dropped_text, guarantee, nothing_left
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
-from private_rlhf.privacy.mechanism import Mechanism, RandomizedResponse
+from private_rlhf.privacy.mechanism import LevelledResponse, Mechanism, RandomizedResponse
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import MESSAGES
 from private_rlhf.privacy.row_files import replace_file
@@ -109,7 +109,7 @@ class LedgerEntry:
 
     ledger: Ledger
     source: str
-    epsilon: float
+    mechanism: RandomizedResponse | LevelledResponse
     events: Events
     rows: Sequence[KeptRows]
     columns: tuple[str, ...] = ()
@@ -133,11 +133,12 @@ class LedgerEntry:
 @dataclass(frozen=True)
 class Request:
     """A release to be made. source: the name it is released under, default the data's own. workers: processes,
-    default by cores and size. chunk_bytes: as in `Workspace`."""
+    default by cores and size. levels_before: its holder says that the ε of each label was set before the
+    label. chunk_bytes: as in `Workspace`."""
 
     data: str
     output: Path
-    epsilon: float
+    epsilon: float | None
     key_file: Path
     split: str | None = None
     source: str | None = None
@@ -147,7 +148,15 @@ class Request:
     max_events: int | None = None
     workers: int | None = None
     add_up_keys: bool = False
+    levels_before: bool = False
     chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def mechanism(self) -> RandomizedResponse | LevelledResponse:
+        """One ε, or that of each label. UserError for none or both."""
+        if (self.epsilon is None) != bool(self.options.epsilon_levels):
+            raise UserError("--epsilon or --epsilon-column must be given, not both: one ε for all, or each its own")
+        return response(self.epsilon or 0.0, self.options)
 
     @property
     def name(self) -> str:
@@ -168,7 +177,7 @@ def privatize_source(request: Request) -> str:
     """
     target = Path(request.output)
     with refusals(target):
-        mechanism, key = RandomizedResponse(request.epsilon), load_key(request.key_file)
+        mechanism, key = request.mechanism, load_key(request.key_file)
         state, place = key.state.folder.resolve(), target.resolve()
         if state in (place, *place.parents):
             raise UserError(f"{target}: is in the key's state folder; choose another output folder")
@@ -180,15 +189,20 @@ def privatize_source(request: Request) -> str:
         folder = target.with_name(f".{target.name}.work")
         with work_folder(folder, plan, target) as work, start_workers(workers) as pool:
             manifest = _release(request, mechanism, ledger, opened, Workspace(key, work, pool, request.chunk_bytes))
+    kept = " or ".join(level.noise.keep_text(4) for level in mechanism.levels)
     return (
-        f"{manifest.rows} labels released at ε = {mechanism.epsilon:g} to {request.output} (each kept with probability "
-        f"{mechanism.noise.keep_text(4)}), signed by {public_key(key)}; {dropped_text(manifest.dropped)}"
+        f"{manifest.rows} labels released at ε = {manifest.epsilon_text} to {request.output} (each kept with"
+        f" probability {kept}), signed by {public_key(key)}; {dropped_text(manifest.dropped)}"
         f"{f'; beware: {mechanism.noise.warning}' if mechanism.noise.warning else ''}"
     )
 
 
 def _release(
-    request: Request, mechanism: RandomizedResponse, ledger: Ledger, opened: OpenedSource, workspace: Workspace
+    request: Request,
+    mechanism: RandomizedResponse | LevelledResponse,
+    ledger: Ledger,
+    opened: OpenedSource,
+    workspace: Workspace,
 ) -> ReleaseManifest:
     (rows,), events, cap = capped(workspace, ledger, [KeptRows(read(workspace, opened))], request.max_events)
     counts = dropped(rows.runs, events.duplicates, events.left_out if cap else None)
@@ -197,7 +211,8 @@ def _release(
     say_repeated(request.data, request.options, counts.duplicates)
     columns = request.options.columns
     rows_kept, facts = len(events), guarantee(mechanism, workspace.key)
-    manifest = describe(opened.layout, rows_kept, rows_kept, request.name, facts, counts)
+    levels = chosen_levels(request.data, mechanism, events, request.levels_before)[0]
+    manifest = describe(opened.layout, rows_kept, rows_kept, request.name, facts, counts, levels)
     bundle = Bundle(rows, opened.layout, mechanism, manifest, workspace.work / "release", Path(request.output))
     taken = occupied(bundle.target)
     if taken:  # compared before anything is spent
@@ -207,7 +222,7 @@ def _release(
         check_publish(workspace.work, bundle.target)
     names = unnamed(rows.runs)
     up = (request.add_up, cap, request.add_up_keys)
-    entry = LedgerEntry(ledger, request.name, mechanism.epsilon, events, [rows], columns, request.budget, names, *up)
+    entry = LedgerEntry(ledger, request.name, mechanism, events, [rows], columns, request.budget, names, *up)
     with reserved(workspace, entry) as reservation:
         if not taken:
             write(workspace, bundle)
@@ -310,11 +325,47 @@ def unnamed(runs: Iterable[Run]) -> int:
     return sum(run.facts["unnamed"] for run in runs)
 
 
+def response(epsilon: float, options: Options) -> RandomizedResponse | LevelledResponse:
+    """The randomiser at one ε, or at the levels that the options declare. UserError for others."""
+    if options.epsilon_levels:
+        return LevelledResponse.of(options.epsilon_levels, options.key("epsilon_levels"))
+    return RandomizedResponse(epsilon)
+
+
+def chosen_levels(
+    source: str, mechanism: Mechanism, events: Events, told: bool
+) -> list[dict[str, Any] | None]:
+    """What the manifest of each of the events' `KeptRows` says of levels; None where there is one ε.
+
+    A level that was chosen after the label can tell it. UserError where one person's labels differ in it, unless `told`
+    that every level was set before its label.
+    """
+    if not isinstance(mechanism, LevelledResponse):
+        return [None] * len(events.rows)
+    once = events.one_level_each
+    if not once and not told:
+        raise UserError(
+            f"{source}: labels of one person (or of persons without a name) have several ε, and an ε that was chosen"
+            " after the answer tells it: give each person one level and name the column of labellers; or, if every"
+            " level was set before its label, say so (--levels-before-labels, privatize.levels_before_labels)"
+        )
+    epsilons = [level.epsilon for level in mechanism.levels]
+    counts = [[[each, n] for each, n in zip(epsilons, part, strict=False)] for part in events.levels]
+    return [{"chosen": PERSON if once else WORD, "events": part} for part in counts]
+
+
 def describe(
-    layout: Layout, rows: int, of: int, source: str, facts: dict[str, Any], counts: DropCounts
+    layout: Layout,
+    rows: int,
+    of: int,
+    source: str,
+    facts: dict[str, Any],
+    counts: DropCounts,
+    levels: dict[str, Any] | None = None,
 ) -> ReleaseManifest:
     """The manifest of a bundle. of: how many rows a source has of which these are a range of ids: shards are ranges of
-    all ids, so that more of them are needed for the same number of rows in one. facts: `privatize.guarantee`."""
+    all ids, so that more of them are needed for the same number of rows in one. facts: `privatize.guarantee`. levels:
+    as the manifest has them."""
     per_shard = ROWS_PER_SHARD if rows <= ROWS_PER_SHARD else max(1, ROWS_PER_SHARD * rows // of)
     return ReleaseManifest(
         format="conversational" if layout.kind == MESSAGES else "standard",
@@ -324,6 +375,7 @@ def describe(
         dropped=counts.as_dict(),
         rows_per_shard=per_shard,
         extra_columns=layout.options.columns,
+        levels=levels,
     )
 
 
@@ -334,9 +386,14 @@ def reserved(workspace: Workspace, entry: LedgerEntry) -> Iterator[Reservation]:
     UserError: labels that contradict earlier releases, or a budget that would be exceeded; nothing is spent then.
     """
     columns = b"".join(frame(name.encode()) for name in entry.columns)
-    fields = (b"release", entry.events.content, repr(entry.epsilon).encode(), columns)
+    epsilon, levels = entry.mechanism.epsilon, [level.epsilon for level in entry.mechanism.levels]
+    fields = [b"release", entry.events.content, repr(epsilon).encode(), columns]
+    counts: tuple[tuple[float, int], ...] = ()
+    if len(levels) > 1:
+        fields.append(repr(levels).encode())
+        counts = tuple(zip(levels, map(sum, zip(*entry.events.levels, strict=True)), strict=False))
     identity = workspace.key.keyed_digest(map(frame, fields))
-    plan = ReleasePlan(entry.source, entry.epsilon, len(entry.events), identity, max_events=entry.max_events)
+    plan = ReleasePlan(entry.source, epsilon, len(entry.events), identity, max_events=entry.max_events, levels=counts)
     with entry.ledger.reserve(plan, entry.budget) as reservation:
         _enter(workspace, entry, reservation)
         yield reservation
@@ -362,7 +419,8 @@ def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -
             " another spelling (case, spaces, punctuation, messages for text) and would be drawn a second time, at the"
             f" sum of both costs; nothing is released: {entry.remedies[3]}"
         )
-    conflicts, renamed = entry.events.merge(workspace.pool, store, entry.epsilon, into, entry.add_up)
+    levels = tuple(level.epsilon for level in entry.mechanism.levels)
+    conflicts, renamed = entry.events.merge(workspace.pool, store, levels, into, entry.add_up)
     if conflicts:
         raise UserError(
             f"{entry.source}: {conflicts} events carry another label than the one released before under this key,"

@@ -9,13 +9,14 @@ the two responses.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import RowError
-from private_rlhf.data.release import MESSAGE_KEYS
+from private_rlhf.data.release import EPSILON, MESSAGE_KEYS
 from private_rlhf.recipe import DataConfig
 
 PAIR = ("chosen", "rejected")
@@ -50,7 +51,8 @@ class Options:
     (`records.fold_name`), as the key's ledger has it (`Ledger.folds_names`). format: a name in `shapes.SHAPES`; None
     takes what the columns show. ties: None refuses them. pairs: of one ranking, a pair that its texts draw, or all.
     special_tokens: in texts, `error` or `keep`. message_keys: keys of messages beside role and content that are read.
-    in_recipe: errors name a recipe's keys, and not a command's options.
+    epsilon_column: holds the ε of each label, one of epsilon_levels (rising). in_recipe: errors name a recipe's keys,
+    and not a command's options.
     """
 
     labeler_column: str | None = None
@@ -65,6 +67,8 @@ class Options:
     pairs: Literal["one", "all"] = "one"
     special_tokens: Literal["error", "keep"] = "error"
     message_keys: tuple[str, ...] = ()
+    epsilon_column: str | None = None
+    epsilon_levels: tuple[float, ...] = ()
     in_recipe: bool = False
 
     @classmethod
@@ -76,7 +80,8 @@ class Options:
 
     def key(self, name: str) -> str:
         """The name of a declaration where it was made: --label-column, or data.label_column."""
-        section = "privatize" if name in ("labeler_column", "event_column", "corrects_column") else "data"
+        own = ("labeler_column", "event_column", "corrects_column", "epsilon_column", "epsilon_levels")
+        section = "privatize" if name in own else "data"
         return f"{section}.{name}" if self.in_recipe else f"--{name.replace('_', '-')}"
 
     def setting(self, name: str, value: str) -> str:
@@ -108,6 +113,13 @@ class Options:
         if self.corrects_column is not None and self.event_column is None:
             needed = f"{self.key('corrects_column')} needs {self.key('event_column')}"
             raise UserError(f"{needed}: a correction is an event of its own, with a name")
+        if (self.epsilon_column is None) != (not self.epsilon_levels):
+            raise UserError(
+                f"{self.key('epsilon_column')} and {self.key('epsilon_levels')} go together: name the column and every"
+                " ε that may stand in it"
+            )
+        if self.epsilon_column is not None and EPSILON in self.columns:
+            raise UserError(f"{self.key('columns')}: {EPSILON!r} names the ε of each label in the release; rename it")
         if len(set(self.columns)) < len(self.columns):
             raise UserError(f"{self.key('columns')}: names a column twice; name each once")
         if _RESERVED & set(self.label_columns):
@@ -117,6 +129,7 @@ class Options:
             ("labeler_column", (self.labeler_column,)),
             ("event_column", (self.event_column,)),
             ("corrects_column", (self.corrects_column,)),
+            ("epsilon_column", (self.epsilon_column,)),
         ):
             for name in names:
                 if name is not None and (name in _RESERVED or name in self.label_columns):
@@ -131,8 +144,15 @@ class Options:
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside the pair and its label."""
-        named = (self.labeler_column, self.event_column, self.corrects_column, *self.columns)
+        named = (self.labeler_column, self.event_column, self.corrects_column, self.epsilon_column, *self.columns)
         return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    def level(self, value: Any) -> int:
+        """The number of an ε among the declared levels. RowError for anything else."""
+        level = number(value) if not isinstance(value, bool) else 0.0
+        if level not in self.epsilon_levels:
+            raise RowError(f"has an ε that is none of {self.key('epsilon_levels')}; declare every level")
+        return self.epsilon_levels.index(level)
 
     def score(self, values: Sequence[Any]) -> int:
         """+1 where the values of `label_columns` prefer response_a, -1 where response_b, 0 for a tie.
@@ -221,3 +241,14 @@ def parse_labels(text: str | None, key: str = "--labels") -> tuple[str, ...] | N
     if len(values) != 2 and values not in _BOTH and not all("=" in value for value in values):
         raise UserError(f"{key}: declare two values with a comma between them, for example A,B")
     return values
+
+
+def parse_levels(text: str | None, key: str = "--epsilon-levels") -> tuple[float, ...]:
+    """`4,0.5` as (0.5, 4.0). UserError unless every part is a finite number above 0, and no part comes twice."""
+    try:
+        levels = sorted(float(part) for part in (text or "").split(",") if text is not None)
+    except ValueError:
+        levels = [0.0]
+    if "_" in (text or "") or len(set(levels)) < len(levels) or not all(0.0 < level < math.inf for level in levels):
+        raise UserError(f"{key}: must be different numbers above 0 with commas between them, for example 0.5,1,4")
+    return tuple(levels)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numpy.lib.recfunctions import repack_fields
 from private_rlhf.core.atomic import new_file
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.chunks import Chunk, read_chunk
@@ -40,7 +41,14 @@ from private_rlhf.privacy.batches import (
 from private_rlhf.privacy.counts import Bits, DiscreteGaussian, DiscreteLaplace, noisy_statistic
 from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
-from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, RandomizedResponse
+from private_rlhf.privacy.mechanism import (
+    MOST_LEVELS,
+    LevelledResponse,
+    Mechanism,
+    NoisySum,
+    PublicLabels,
+    RandomizedResponse,
+)
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import MESSAGES, bucket_bits, decode_messages
 from private_rlhf.privacy.sorted_runs import (
@@ -54,6 +62,7 @@ from private_rlhf.privacy.sorted_runs import (
 )
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
+UNLEVELLED = [name for name in ENTRY.names or () if name != "level"]
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 _PER_ROW = 5  # strings of a row in a bucket: header, prompt, low, high, extra
 
@@ -158,13 +167,13 @@ def extra_fields(names: Sequence[str], runs: Sequence[Run]) -> tuple[pa.Field, .
 
 @dataclass(frozen=True)
 class Piece:
-    """The events of one group of the store's partitions, in a file. counts: by partition, from `first` on. rows: how
-    many there are of each of the `KeptRows`."""
+    """The events of one group of the store's partitions, in a file. counts: by partition, from `first` on. levels: of
+    each of the `KeptRows`, how many rows there are at each level."""
 
     path: Path
     first: int
     counts: tuple[int, ...]
-    rows: tuple[int, ...]
+    levels: tuple[tuple[int, ...], ...]
     duplicates: int
 
     def partitions(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -188,12 +197,25 @@ class Events:
     @property
     def rows(self) -> tuple[int, ...]:
         """The number of each of the `KeptRows`."""
-        return tuple(map(sum, zip(*(piece.rows for piece in self.pieces), strict=True)))
+        return tuple(map(sum, self.levels))
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Of each of the `KeptRows`, how many rows there are at each level of `MOST_LEVELS`."""
+        counts = sum(np.array(piece.levels, np.int64) for piece in self.pieces)
+        return tuple(map(tuple, np.asarray(counts).tolist()))
+
+    @property
+    def one_level_each(self) -> bool:
+        """True if no labeller has events at two levels; events that name nobody may all be of one person."""
+        pairs = [np.unique(rows[~rows["left_out"]][["labeler", "level"]]) for _, rows in self.partitions()]
+        people = np.unique(np.concatenate(pairs))["labeler"]
+        return len(np.unique(people)) == len(people)
 
     @property
     def left_out(self) -> int:
         """Events that are marked as left out."""
-        return sum(sum(piece.counts) - sum(piece.rows) for piece in self.pieces)
+        return sum(sum(piece.counts) for piece in self.pieces) - len(self)
 
     @property
     def duplicates(self) -> int:
@@ -211,21 +233,33 @@ class Events:
         return [0, *accumulate(count for piece in self.pieces for count in piece.counts)]
 
     def merge(
-        self, pool: Workers, store: EventStore, epsilon: float, into: StagedGeneration, add_up: bool = False
+        self,
+        pool: Workers,
+        store: EventStore,
+        epsilon: float | tuple[float, ...],
+        into: StagedGeneration,
+        add_up: bool = False,
     ) -> tuple[int, int]:
-        """Enter all events into the store; returns how many contradict their stored label, and how many rename a known
-        record (see `EventStore.merge`)."""
+        """Enter all events into the store at one ε, or each at that of its level; returns how many contradict their
+        stored label, and how many rename a known record (see `EventStore.merge`)."""
         tasks = ((piece, store, epsilon, into, add_up) for piece in self.pieces)
         results = [result for some in pool.run(merge_piece, tasks) for result in some]
         return sum(result.conflicts for result in results), sum(result.renamed for result in results)
 
 
 def merge_piece(
-    piece: Piece, store: EventStore, epsilon: float, into: StagedGeneration, add_up: bool
+    piece: Piece, store: EventStore, epsilon: float | tuple[float, ...], into: StagedGeneration, add_up: bool
 ) -> list[MergeResult]:
     """`Events.merge` for one piece."""
     return [
-        store.merge(partition, rows, epsilon, into=into, add_up=add_up) for partition, rows in piece.partitions()
+        store.merge(
+            partition,
+            rows,
+            np.array(epsilon)[rows["level"]] if isinstance(epsilon, tuple) else epsilon,
+            into=into,
+            add_up=add_up,
+        )
+        for partition, rows in piece.partitions()
     ]
 
 
@@ -243,7 +277,10 @@ def gather_events(
     groups = range(1 << min(bits, 8))
     tasks = ((parts, bits, group, folder / f"{group:03d}.events", left_out) for group in groups)
     pieces = tuple(pool.run(gather_piece, tasks))
-    return Events(pieces, bytes.fromhex(key.keyed_digest(piece.path.read_bytes() for piece in pieces)))
+    rows = [np.fromfile(piece.path, ENTRY) for piece in pieces]
+    plain = (repack_fields(part[list(UNLEVELLED)]).tobytes() for part in rows)
+    levels = (part["level"].tobytes() for part in rows if any(part["level"].any() for part in rows))
+    return Events(pieces, bytes.fromhex(key.keyed_digest(chain(plain, levels))))
 
 
 def gather_piece(
@@ -251,15 +288,16 @@ def gather_piece(
 ) -> Piece:
     """The events of one group of partitions, see `runs.partitions`."""
     counts: list[int] = []
-    rows, duplicates = np.zeros(len(parts), np.int64), 0
+    levels, duplicates = np.zeros((len(parts), MOST_LEVELS), np.int64), 0
     gone = np.fromfile(left_out, "S16") if left_out else np.empty(0, "S16")
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
             file.write(_events(np.concatenate([keys for _, keys, _ in found]), gone))
             counts.append(sum(len(keys) for _, keys, _ in found))
-            rows += [len(keys) - np.count_nonzero(_among(as_tags(event_tags(keys)), gone)) for _, keys, _ in found]
+            kept = [keys["level"][~_among(as_tags(event_tags(keys)), gone)] for _, keys, _ in found]
+            levels += [np.bincount(level, minlength=MOST_LEVELS) for level in kept]
             duplicates += sum(copies for _, _, copies in found)
-    return Piece(path, group * len(counts), tuple(counts), tuple(rows.tolist()), duplicates)
+    return Piece(path, group * len(counts), tuple(counts), tuple(map(tuple, levels.tolist())), duplicates)
 
 
 def _events(keys: Keys, gone: np.ndarray) -> bytes:
@@ -267,7 +305,7 @@ def _events(keys: Keys, gone: np.ndarray) -> bytes:
     words = event_tags(keys).view(">u8").astype(np.uint64)
     keys = keys[np.lexsort((words[:, 1], words[:, 0]))]
     facts = {"record": as_tags(record_tags(keys)), "blind": blinds(keys)}
-    facts |= {name: keys[name] for name in ("corrects", "letters")}
+    facts |= {name: keys[name] for name in ("corrects", "letters", "level")}
     rows = entries(event_tags(keys), keys["label"], keys["labeler"], **facts)
     rows["left_out"] = _among(rows["tag"], gone)
     return rows.tobytes()
@@ -283,7 +321,7 @@ def _among(tags: np.ndarray, gone: np.ndarray) -> Bools:
 
 def count_right(
     rows: KeptRows,
-    mechanism: RandomizedResponse,
+    mechanism: RandomizedResponse | LevelledResponse,
     key: PrivacyKey,
     decisions: Mapping[str, Sequence[int]],
     question: Sequence[bytes],
@@ -338,7 +376,8 @@ class ShardJob:
     def schema(self) -> pa.Schema:
         """Of the shards."""
         plain = [field.remove_metadata() for field in self.extra]  # the note that a text is JSON stays here
-        return release_schema("conversational" if self.kind == MESSAGES else "standard", plain, self.keys)
+        levelled = isinstance(self.mechanism, LevelledResponse)
+        return release_schema("conversational" if self.kind == MESSAGES else "standard", plain, self.keys, levelled)
 
 
 def write_bucket(job: ShardJob, rows: KeptRows, shard: int) -> int:
@@ -367,8 +406,12 @@ def _tables(job: ShardJob, bucket: Bucket, labels: Signs) -> Iterator[pa.Table]:
         texts = [_texts(bucket.texts, place, job.kind) for place in places]
         if job.kind == MESSAGES:
             texts = [text_array(text, job.schema.field(0).type) for text in texts]
+        beside = [_hexadecimal(bucket.keys["id"][part])]
+        if isinstance(job.mechanism, LevelledResponse):
+            levels = np.array([level.epsilon for level in job.mechanism.levels])
+            beside.append(_numbers(levels[bucket.keys["level"][part]]))
         extra = _extra(bucket.texts, first + 4, job.extra) if job.extra else []
-        yield pa.table([*texts, _hexadecimal(bucket.keys["id"][part]), *extra], schema=job.schema)
+        yield pa.table([*texts, *beside, *extra], schema=job.schema)
 
 
 def _strings(flat: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
@@ -394,6 +437,10 @@ def _extra(flat: pa.Array, places: npt.NDArray[np.int64], fields: Sequence[pa.Fi
         )
         for column, field in zip(columns, fields, strict=True)
     ]
+
+
+def _numbers(values: npt.NDArray[np.float64]) -> pa.Array:
+    return pa.Array.from_buffers(pa.float64(), len(values), [None, pa.py_buffer(values)])
 
 
 def _hexadecimal(ids: npt.NDArray[Any]) -> pa.Array:

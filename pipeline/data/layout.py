@@ -187,6 +187,7 @@ class Layout:
         blank: list[bool] = []
         named: tuple[list[str], list[str]] = ([], [])
         corrects: list[bool] = []
+        levels: list[int] = []
         extra: list[str] = []
         encoded = self.kind == MESSAGES
         ties = 0
@@ -200,6 +201,8 @@ class Layout:
                         values.append(_name_of(row, name, optional=name != self.options.labeler_column))
                 if self.options.corrects_column is not None:
                     corrects.append(self._corrects(row, converted))
+                if self.options.epsilon_column is not None:
+                    levels.append(self.options.level(column_value(row, self.options.epsilon_column, ())))
                 if self.options.columns:
                     extra.append(_json_of(row, self.options.columns))
                 encodings = [encode_text(text) for text in converted]
@@ -219,6 +222,7 @@ class Layout:
             named[1] if self._names[1] else None,
             pa.array(extra, pa.large_string()) if self.options.columns else None,
             np.array(corrects, bool) if self.options.corrects_column else None,
+            np.array(levels, np.uint8) if self.options.epsilon_column else None,
             ties=ties,
             tie_coins=self.options.ties == "coin",
         )

@@ -53,6 +53,8 @@ class RawSource:
             labeler_column=settings.labeler_column,
             event_column=settings.event_column,
             corrects_column=settings.corrects_column,
+            epsilon_column=settings.epsilon_column,
+            epsilon_levels=tuple(sorted(settings.epsilon_levels or ())),
             fold_names=fold,
         )
         splits = run_splits(source, self.data.split)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,6 +28,7 @@ from private_rlhf.core.atomic import json_text
 from private_rlhf.core.documents import MANIFESTS, DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, levels_text
 from private_rlhf.data.container import (
     EXTRA_TYPES,
     ROWS_PER_GROUP,
@@ -36,7 +38,14 @@ from private_rlhf.data.container import (
     writer_version,
 )
 from private_rlhf.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
-from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
+from private_rlhf.privacy.mechanism import (
+    NOISY_SUM,
+    LevelledResponse,
+    Mechanism,
+    NoisySum,
+    PublicLabels,
+    RandomizedResponse,
+)
 from private_rlhf.privacy.records import (
     CANONICALISATION,
     MESSAGES,
@@ -60,16 +69,26 @@ KEY_MODES = ("keyed", "local", "insecure_seed", "none")
 MESSAGE_KEYS = dict.fromkeys((*get_args(MessageKey), "tool_call_id"), str) | {"tool_calls": list, "tools": list}
 """Keys of a message beside role and content, with their types; lists are released as JSON. `tools` belongs to the
 conversation: its first message has them. `tool_call_id` goes with tool_calls."""
+EPSILON = "epsilon"
+"""The column with the ε of each label, where each has its own."""
+PERSON, WORD = "once by each person", "before the labels, by the word of their holder"
+"""How the levels of a release's labels were chosen."""
 _NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
 
 
 class ReleasedPair(NamedTuple):
-    """One released row. `chosen` is what the private label prefers; each text is a string or a message list."""
+    """One released row. `chosen` is what the private label prefers; each text is a string or a message list. epsilon:
+    the level of its label, where each has its own."""
 
     prompt: Text
     chosen: Text
     rejected: Text
     record_id: str
+    epsilon: float | None = None
+
+
+COLUMNS = ReleasedPair._fields[:4]
+"""Of every release."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,8 @@ class ReleaseManifest:
     empty, duplicates}. source: the input's name as its holder declared it. rows_per_shard: at most, on average.
     extra_columns: columns beside the four that the holder of the labels named and that are released as they are.
     totals: {"record", "person"}, the largest ε of all answers about any one pair and of any one person, at most; the
-    latter is null where persons are not known. None where the release does not state them.
+    latter is null where persons are not known. None where the release does not state them. levels: {"chosen",
+    "events"}, where each label has an ε of its own: how the levels were chosen, and [ε, number of labels] by rising ε.
     """
 
     format: str
@@ -92,16 +112,22 @@ class ReleaseManifest:
     rows_per_shard: int = ROWS_PER_SHARD
     extra_columns: tuple[str, ...] = ()
     totals: Mapping[str, float | None] | None = None
+    levels: Mapping[str, Any] | None = None
     canonicalisation: int = CANONICALISATION
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of the manifest, with the NOT PRIVATE mark (or null) on top."""
-        columns = [*ReleasedPair._fields, *self.extra_columns]
         facts = asdict(self) | {"extra_columns": list(self.extra_columns)}
-        if self.totals is None:
-            del facts["totals"]
-        return {"mark": self.guarantee.get("mark"), "columns": columns} | facts
+        for name in ("totals", "levels"):
+            if facts[name] is None:
+                del facts[name]
+        return {"mark": self.guarantee.get("mark"), "columns": list(self.columns)} | facts
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of its shards."""
+        return (*COLUMNS, *((EPSILON,) if self.levels else ()), *self.extra_columns)
 
     @property
     def shard_bits(self) -> int:
@@ -110,8 +136,35 @@ class ReleaseManifest:
 
     @property
     def noise(self) -> LabelNoise:
-        """The noise of the released labels, by the release's own statement."""
+        """The noise of the released labels, by the release's own statement. UserError where each has its own."""
+        if self.levels is not None:
+            raise UserError(
+                f"{self.source}: has an ε for each label, {self.epsilon_text}, and this reads labels of one ε:"
+                " privatise them at one --epsilon for it"
+            )
+        return self.largest_noise
+
+    @property
+    def epsilon_text(self) -> str:
+        """The ε of its labels: "1", or "0.5 (40), 4 (60)" with the number of labels at each level."""
+        return levels_text({"epsilon": self.guarantee["epsilon"], "levels": (self.levels or {}).get("events")})
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """ε (null for ∞) and α of its labels, of the largest level where each has its own, and then the levels."""
+        stated = {name: value for name, value in self.largest_noise.as_json().items() if name != "flip_prob"}
+        return stated | ({"levels": self.levels["events"]} if self.levels else {})
+
+    @property
+    def largest_noise(self) -> LabelNoise:
+        """The noise of the labels, of those at the largest level where each has its own: a bound on what one tells."""
         return LabelNoise.from_json(self.guarantee)
+
+    def noise_of(self, rows: Sequence[ReleasedPair]) -> LabelNoise | LevelledNoise:
+        """The noise of these rows' labels: one ε, or that of each."""
+        if self.levels is None:
+            return self.noise
+        return LevelledNoise.of([epsilon for epsilon, _ in self.levels["events"]], [row.epsilon for row in rows])
 
     @property
     def labelled(self) -> bool:
@@ -143,8 +196,8 @@ class Release:
 
     def __iter__(self) -> Iterator[ReleasedPair]:
         for batch in (batch for path in _shards(self.directory) for batch in self._batches(path)):
-            columns = [_read(batch.column(name)) for name in ReleasedPair._fields]
-            yield from map(ReleasedPair._make, zip(*columns, strict=True))
+            columns = [_read(batch.column(name)) for name in batch.schema.names]
+            yield from map(ReleasedPair, *columns)
 
     @property
     def message_keys(self) -> tuple[str, ...]:
@@ -163,23 +216,30 @@ class Release:
         or bytes that are not those of the rows.
         """
         kind = TEXT if self.manifest.format == "standard" else MESSAGES
+        counts: Counter[float] = Counter()
         for shard, path in enumerate(_shards(self.directory)):
-            batches = self._checked(path, shard, kind)
+            batches = self._checked(path, shard, kind, counts)
             if not self.comparable:
                 for _ in batches:
                     pass
                 check_columns(path)
             elif differs_from_rows(path, self.schema, batches):
                 raise UserError(f"{path}: its bytes are not those that its rows give: it may carry more than its rows")
+        levels = dict(self.manifest.levels["events"]) if self.manifest.levels else {}
+        if counts != {epsilon: count for epsilon, count in levels.items() if count}:
+            raise UserError(f"{self.directory}: the ε of its rows are not those of its manifest; {REMEDY}")
 
-    def _checked(self, path: Path, shard: int, kind: bytes) -> Iterator[pa.RecordBatch]:
+    def _checked(self, path: Path, shard: int, kind: bytes, counts: Counter[float]) -> Iterator[pa.RecordBatch]:
+        """The batches of a shard, found to be as they must; the labels at each ε are added to `counts`."""
         for batch in self._batches(path, self.schema.names):
             if problem := _odd_pairs(batch, kind, shard, self.manifest.shard_bits):
                 raise UserError(f"{path}: {problem}; {REMEDY}")
+            if self.manifest.levels:
+                counts.update(batch.column(EPSILON).to_pylist())
             yield batch
 
-    def _batches(self, path: Path, columns: Sequence[str] = ReleasedPair._fields) -> Iterator[pa.RecordBatch]:
-        last = ""
+    def _batches(self, path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        last, columns = "", columns or self.manifest.columns[: 5 if self.manifest.levels else 4]
         try:
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=list(columns)):
@@ -249,11 +309,13 @@ def read_release(directory: str | Path) -> Release:
 def _schema(manifest: ReleaseManifest, stated: pa.Schema) -> pa.Schema | None:
     """The columns that the manifest names, with the types of the extra ones as a shard states them; None if they are
     not those of a release."""
-    if stated.names != [*ReleasedPair._fields, *manifest.extra_columns]:
+    if stated.names != list(manifest.columns):
         return None
     extra = [pa.field(name, stated.field(name).type) for name in manifest.extra_columns]
     keys = _further(stated.field("prompt").type)
-    return release_schema(manifest.format, extra, keys) if all(each.type in EXTRA_TYPES for each in extra) else None
+    if not all(each.type in EXTRA_TYPES for each in extra):
+        return None
+    return release_schema(manifest.format, extra, keys, manifest.levels is not None)
 
 
 def _signer(folder: Path) -> str | None:
@@ -289,7 +351,7 @@ def _parse_manifest(facts: Any, path: Path) -> ReleaseManifest:
         raise UserError(f"{path}: is not a JSON object; {REMEDY}")
     if not _counts(facts.get("schema_version")) or facts["schema_version"] != SCHEMA_VERSION:
         raise UserError(f"{path}: has schema version {facts.get('schema_version')!r}, not {SCHEMA_VERSION}; {REMEDY}")
-    facts = {"totals": None} | facts
+    facts = {"totals": None, "levels": None} | facts
     names = [entry.name for entry in fields(ReleaseManifest)]
     missing = [name for name in names if name not in facts]
     guarantee = facts.get("guarantee")
@@ -301,10 +363,20 @@ def _parse_manifest(facts: Any, path: Path) -> ReleaseManifest:
     if "mark" in facts and facts["mark"] != words["mark"]:
         raise UserError(f"{path}: its two marks differ; {REMEDY}")
     wrong = [name for name, sound in _SOUND.items() if not sound(facts[name])]
+    if not wrong and not _levels_agree(facts, words):
+        wrong = ["levels"]
     if wrong:
         raise UserError(f"{path}: `{'` and `'.join(wrong)}` has no valid value; {REMEDY}")
     facts |= {"extra_columns": tuple(facts["extra_columns"]), "guarantee": words}
     return ReleaseManifest(**{name: facts[name] for name in names})
+
+
+def _levels_agree(facts: Mapping[str, Any], guarantee: Mapping[str, Any]) -> bool:
+    """True if a manifest counts the labels at the levels of its guarantee, all of them, or neither has levels."""
+    if facts["levels"] is None:
+        return "levels" not in guarantee
+    levels, counts = zip(*facts["levels"]["events"], strict=True)
+    return list(levels) == guarantee.get("levels") and sum(counts) == facts["rows"]
 
 
 def _counts(value: Any, least: int = 0) -> bool:
@@ -322,11 +394,16 @@ _SOUND: Mapping[str, Callable[[Any], bool]] = {
     "dropped": lambda value: isinstance(value, dict) and all(map(_counts, value.values())) and _drop_counts(value),
     "rows_per_shard": lambda value: _counts(value, 1),
     "extra_columns": lambda value: isinstance(value, list)
-    and all(isinstance(name, str) and name not in ReleasedPair._fields for name in value)
+    and all(isinstance(name, str) and name not in COLUMNS for name in value)
     and len(set(value)) == len(value),
     "totals": lambda value: value is None
     or (isinstance(value, dict) and set(value) == {"record", "person"} and _positive(value["record"])
         and (value["person"] is None or _positive(value["person"]))),
+    "levels": lambda value: value is None
+    or (isinstance(value, dict) and list(value) == ["chosen", "events"] and value["chosen"] in (PERSON, WORD)
+        and isinstance(value["events"], list) and len(value["events"]) > 1
+        and all(isinstance(each, list) and len(each) == 2 and _positive(each[0]) and _counts(each[1])
+                for each in value["events"])),
     "canonicalisation": lambda value: _counts(value) and value == CANONICALISATION,
 }
 
@@ -353,6 +430,8 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path) -> dict[str, Any]
     if (guarantee["mark"] is None) != (mode in ("keyed", "local")):
         raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {REMEDY}")
     mechanism: Mechanism = PublicLabels() if noise.public else RandomizedResponse(noise.epsilon)
+    if "levels" in guarantee:
+        mechanism = _levelled(guarantee["levels"], noise, path)
     if guarantee["mechanism"] == NOISY_SUM:
         delta = guarantee.get("delta")
         if mode != "keyed" or noise.factor or not isinstance(delta, float | int) or not 0 <= delta < 1:
@@ -367,10 +446,21 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path) -> dict[str, Any]
     return words
 
 
+def _levelled(levels: Any, noise: LabelNoise, path: Path) -> LevelledResponse:
+    """The mechanism of the levels that a guarantee states, with this noise of the largest."""
+    try:
+        mechanism = LevelledResponse.of(levels if isinstance(levels, list) else [], "guarantee.levels")
+    except UserError as error:
+        raise UserError(f"{path}: {error}; {REMEDY}") from None
+    if [each.epsilon for each in mechanism.levels] != levels or mechanism.noise != noise:
+        raise UserError(f"{path}: guarantee.levels do not rise to its epsilon; {REMEDY}")
+    return mechanism
+
+
 def _problem(batch: pa.RecordBatch, last: str) -> tuple[str | None, str]:
     """(what is wrong with rows that follow the record id `last`, their last record id)."""
     ids = batch.column("record_id")
-    if any(_has_null(batch.column(name)) for name in ReleasedPair._fields):
+    if any(_has_null(batch.column(name)) for name in ReleasedPair._fields if name in batch.schema.names):
         return "holds a null", last
     if not pc.all(pc.match_substring_regex(ids, "^[0-9a-f]{64}$"), min_count=0).as_py():
         return "holds a record_id that is none", last
@@ -384,7 +474,7 @@ def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str
     """The fault of rows of shard number `shard` of 2^bits, if there is one: responses, ids, place."""
     from private_rlhf.privacy.batches import record_ids  # not for the stages, which read rows that were checked
 
-    columns = [batch.column(name) for name in ReleasedPair._fields[:3]]
+    columns = [batch.column(name) for name in COLUMNS[:3]]
     if _further(columns[0].type) and any(text_array(_read(column), column.type) != column for column in columns):
         return "holds messages in another form than a release"
     prompt, chosen, rejected = (_encoded(column, kind) for column in columns)
@@ -435,10 +525,14 @@ def _shards(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("part-*.parquet") if path.is_file())  # a pipe would never end
 
 
-def release_schema(format: str, extra: Sequence[pa.Field] = (), keys: Collection[str] = ()) -> pa.Schema:
-    """The shards' columns. format: as in the manifest. keys: of messages, beside role and content."""
+def release_schema(
+    format: str, extra: Sequence[pa.Field] = (), keys: Collection[str] = (), levelled: bool = False
+) -> pa.Schema:
+    """The shards' columns. format: as in the manifest. keys: of messages, beside role and content. levelled: each label
+    has an ε of its own."""
     text = pa.string() if format == "standard" else messages_type(keys)
-    return pa.schema([("prompt", text), ("chosen", text), ("rejected", text), ("record_id", pa.string()), *extra])
+    four = [("prompt", text), ("chosen", text), ("rejected", text), ("record_id", pa.string())]
+    return pa.schema([*four, *([(EPSILON, pa.float64())] if levelled else []), *extra])
 
 
 def messages_type(keys: Collection[str]) -> pa.DataType:

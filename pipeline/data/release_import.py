@@ -7,6 +7,7 @@ and no ledger is kept here: both are with the holder of the labels. A tenth of t
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -40,7 +41,7 @@ def open_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels:
     """
     source = data.preferences
     bundle = read_release(Path(source).expanduser())
-    noise, signer = bundle.manifest.noise, data.signer
+    noise, signer = bundle.manifest.largest_noise, data.signer
     if signer is not None and bundle.signer != signer:
         raise UserError(f"{source}: is signed by {bundle.signer or 'nobody'}, and data.signer is {signer}")
     if not bundle.manifest.labelled or privatize.by_holder:
@@ -85,7 +86,7 @@ def import_bundle(
                 publish(made / name, folder / name)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-    stated = bundle.manifest.noise.as_json()
+    stated = bundle.manifest.largest_noise.as_json()
     epsilon = stated["epsilon"]
     return {
         "adopted": True,
@@ -109,18 +110,21 @@ def divide(bundle: Release, limit: int | None, train: Path, test: Path) -> tuple
     The cut is a record id, a hash of the pair, so a choice that depends on no label; all that was said about a pair is
     on one side. UserError: fewer than two pairs.
     """
-    ids = [row.record_id for row in bundle]
+    everything = [(row.record_id, row.epsilon) for row in bundle]
+    ids = [name for name, _ in everything]
     first = len(ids) - held_out(len(ids))
     before = sum(name < ids[first] for name in ids)
     if not before:
         raise UserError(f"{bundle.directory}: one pair is too few to hold one out; bring a larger release")
     taken, manifest = min(before, limit or before), _taken_over(bundle)
-    for folder, rows, pairs in (
-        (train, taken, islice(bundle, taken)),
-        (test, len(ids) - before, islice(bundle, before, None)),
-    ):  # the columns that were released beside the four are left behind
-        part = replace(manifest, rows=rows, rows_per_shard=ROWS_PER_SHARD, extra_columns=())
-        write_pairs(folder, part, pairs, bundle.message_keys)
+    for folder, start, end in ((train, 0, taken), (test, before, len(ids))):
+        levels = None
+        if manifest.levels is not None:
+            counts = Counter(epsilon for _, epsilon in everything[start:end])
+            levels = {**manifest.levels, "events": [[each, counts[each]] for each, _ in manifest.levels["events"]]}
+        # the columns that the holder named are left behind
+        part = replace(manifest, rows=end - start, rows_per_shard=ROWS_PER_SHARD, extra_columns=(), levels=levels)
+        write_pairs(folder, part, islice(bundle, start, end), bundle.message_keys)
     return taken, len(ids) - before
 
 

@@ -17,15 +17,23 @@ def most_per_record(bundle: Release) -> int:
     return most
 
 
+def _most_at_levels(bundle: Release) -> float:
+    """Σ ε of the rows of the record that has the most, where each row has an ε of its own."""
+    totals: dict[str, float] = {}
+    for row in bundle:
+        totals[row.record_id] = totals.get(row.record_id, 0.0) + (row.epsilon or 0.0)
+    return max(totals.values(), default=0.0)
+
+
 def check_totals(bundle: Release) -> float | None:
     """ε of all rows of any one record together, as counted; None where the bundle has no private labels.
 
     UserError where the manifest states less than the rows have: for a pair, or for a person, who gave one at least.
     """
-    noise, stated = bundle.manifest.noise, bundle.manifest.totals
+    noise, stated = bundle.manifest.largest_noise, bundle.manifest.totals
     if noise.public or not bundle.manifest.labelled:
         return None
-    total = most_per_record(bundle) * noise.epsilon
+    total = _most_at_levels(bundle) if bundle.manifest.levels else most_per_record(bundle) * noise.epsilon
     if stated is None:
         return total
     for name, least in {"record": total, "person": noise.epsilon if len(bundle) else 0.0}.items():

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.stats import wilson
+from private_rlhf.core.noise_levels import LevelledNoise, known_noise, rows_of, true_share
 
 KAPPAS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 BINS = 5
 
 
-def preference_calibration(margin: np.ndarray, noise: LabelNoise, bins: int = BINS) -> list[dict[str, float]]:
+def preference_calibration(
+    margin: np.ndarray, noise: LabelNoise | LevelledNoise, bins: int = BINS
+) -> list[dict[str, float]]:
     """Predicted against observed shares of pairs in which the response that r̄ prefers is the preferred one.
 
     margin: (n,) r̄(chosen) − r̄(rejected), `chosen` being what the private label prefers; ties are left out. Pairs are
@@ -25,14 +27,15 @@ def preference_calibration(margin: np.ndarray, noise: LabelNoise, bins: int = BI
     `ci_high` (95 %), the share whose label agrees, debiased by `noise`, not clipped; and `n`. ValueError: labels that
     carry nothing.
     """
-    LabelNoise.of(noise, allow_zero=False)
+    known_noise(noise, allow_zero=False)
     margin = np.asarray(margin, dtype=np.float64)
-    margin = margin[margin != 0]
+    decided = np.flatnonzero(margin)
     rows = []
-    for group in np.array_split(margin[np.argsort(np.abs(margin), kind="stable")], bins):
-        if not len(group):
+    for places in np.array_split(decided[np.argsort(np.abs(margin[decided]), kind="stable")], bins):
+        if not len(places):
             continue
-        share = noise.debias(wilson(float((group > 0).sum()), len(group)))
+        group = margin[places]
+        share = true_share(group > 0, rows_of(noise, places))
         predicted = float((1 / (1 + np.exp(-np.abs(group)))).mean())
         facts = share.as_dict()
         rows.append({"predicted": predicted, "observed": facts.pop("value"), **facts})

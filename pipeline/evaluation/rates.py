@@ -21,6 +21,7 @@ import numpy as np
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, rows_of, true_share
 from private_rlhf.core.stats import Estimate, bootstrap_mean, wilson, win_rate
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, plain_text
@@ -180,16 +181,16 @@ def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[l
     return rows
 
 
-def likelihood_win_rate(logprobs: np.ndarray, noise: LabelNoise) -> Estimate:
+def likelihood_win_rate(logprobs: np.ndarray, noise: LabelNoise | LevelledNoise) -> Estimate:
     """Share of pairs whose chosen answer is likelier; interleaved (2n,) from `pair_rows`. Debiased for z."""
-    return noise.debias(win_rate(logprobs[0::2], logprobs[1::2]))
+    return true_share(beats(logprobs[0::2], logprobs[1::2]), noise)
 
 
-def longer_answer_baseline(pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate:
+def longer_answer_baseline(pairs: Sequence[ReleasedPair], noise: LabelNoise | LevelledNoise) -> Estimate:
     """Share of pairs whose chosen answer has more characters, ties half: the trivial rule to print beside any win rate.
     """
     longer = longer_answers(pairs)
-    return noise.debias(win_rate(longer, np.zeros(len(pairs))))
+    return true_share(beats(longer, np.zeros(len(pairs))), noise)
 
 
 def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
@@ -209,10 +210,14 @@ def like_length(pairs: Sequence[ReleasedPair]) -> np.ndarray:
     return np.asarray(np.abs(np.log(sizes.reshape(-1, 2)) @ (1.0, -1.0)) <= LIKE_LENGTH)
 
 
-def win_rate_at_like_length(logprobs: np.ndarray, pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate | None:
+def win_rate_at_like_length(
+    logprobs: np.ndarray, pairs: Sequence[ReleasedPair], noise: LabelNoise | LevelledNoise
+) -> Estimate | None:
     """The likelihood win rate of the pairs of like length; (2n,) as from `pair_rows`. None where there are none."""
     like = like_length(pairs)
-    return likelihood_win_rate(logprobs.reshape(-1, 2)[like].reshape(-1), noise) if like.any() else None
+    if not like.any():
+        return None
+    return likelihood_win_rate(logprobs.reshape(-1, 2)[like].reshape(-1), rows_of(noise, like))
 
 
 def prefers_longer(choices: np.ndarray, longer: np.ndarray) -> Estimate:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LABEL_RULE
-from private_rlhf.privacy.mechanism import DOMAIN, WALK_DOMAIN, RandomizedResponse, walk_counter
+from private_rlhf.privacy.mechanism import DOMAIN, WALK_DOMAIN, LevelledResponse, RandomizedResponse, walk_counter
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import HEADER_BYTES, ID_DOMAIN, event_suffix, is_blank
 
@@ -42,6 +42,7 @@ KEYS = np.dtype(
         ("record", "u1", (15,)),  # keyed tag of the record: what its event without names has in `event_tags`
         ("labeler", "u1", (16,)),  # keyed tag of the labeller, zero if there is none
         ("letters", "<u8"),  # keyed tag of the letters and digits of its texts, see `events.NOT_TAGGED`
+        ("level", "u1"),  # number of its ε among the mechanism's levels
         ("corrects", "?"),  # whether the label corrects an earlier one of the same record
         ("position", "<u8"),  # place in the input
         ("start", "<u8"),  # of the row's texts in the blob
@@ -57,9 +58,10 @@ class Columns:
 
     prompt, first, second: Arrow string or large_string, no nulls. preferred: +1 where `first` was preferred, else -1.
     kind: `records.TEXT` or `records.MESSAGES` (texts are then canonical JSON). blank: a row without text in prompt or a
-    response. labelers, events: "" for none; or None without such a column. corrects: or None without such a column.
-    extra: JSON of the extra columns, or None. spellings: of the labellers as read, and the name each stands for.
-    tie_coins: a `preferred` of 0 is a tie, which gets a fair coin in its place. ties: those that were left out.
+    response. labelers, events: "" for none; or None without such a column. corrects, levels (their numbers): or None
+    without such a column. extra: JSON of the extra columns, or None. spellings: of the labellers as read, and the name
+    each stands for. tie_coins: a `preferred` of 0 is a tie, which gets a fair coin in its place. ties: those that were
+    left out.
     """
 
     prompt: pa.Array
@@ -72,6 +74,7 @@ class Columns:
     events: list[str] | None = None
     extra: pa.Array | None = None
     corrects: Bools | None = None
+    levels: Bytes | None = None
     spellings: dict[str, str] = field(default_factory=dict)
     ties: int = 0
     tie_coins: bool = False
@@ -158,6 +161,8 @@ def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     keys["label"][tied] = tie_coins(keys[tied])
     if columns.corrects is not None:
         keys["corrects"] = columns.corrects[keep]
+    if columns.levels is not None:
+        keys["level"] = columns.levels[keep]
     order = np.argsort(keys["id"][:, 0], kind="stable")
     return Canonical(*_sorted(keys, blob, starts, order), identical, empty)
 
@@ -325,14 +330,24 @@ def a_is_lower(keys: Keys) -> Bools:
     return (keys["id"][:, 3] & _U64(1)) == 0
 
 
-def release_labels(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
-    """z in {-1, +1} of every row, as `mechanism.release` on its event and label, which UserError is for as there."""
+def release_labels(mechanism: RandomizedResponse | LevelledResponse, prf: Prf, keys: Keys) -> Signs:
+    """z in {-1, +1} of every row, as `release` of its level on its event and label, which UserError is for as there."""
     _check_labels(keys["label"])
     return apply_coins(mechanism, prf, keys)
 
 
-def apply_coins(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
+def apply_coins(mechanism: RandomizedResponse | LevelledResponse, prf: Prf, keys: Keys) -> Signs:
     """`release_labels` without its check: a label of 0 stays 0 where no coin decides, and so shows that none does."""
+    if isinstance(mechanism, RandomizedResponse):
+        return _coins(mechanism, prf, keys)
+    z = np.zeros_like(keys["label"])
+    for number, level in enumerate(mechanism.levels):
+        rows = np.flatnonzero(keys["level"] == number)
+        z[rows] = _coins(level, prf, keys[rows])
+    return z
+
+
+def _coins(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
     threshold = mechanism.threshold
     if threshold == 0:
         return np.where(keys["root"][:, 47] & 1, 1, -1).astype(np.int8)

@@ -9,6 +9,7 @@ from typing import Any
 
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import levels_text
 from private_rlhf.privacy.guarantee import NO_CLAIM_ROW, dropped_text, status_of
 from private_rlhf.privacy.person import person_epsilon
 
@@ -101,6 +102,7 @@ def privacy_card(
         "delta_total": max(status.delta or 0.0, known.get("delta_total", 0.0)) if private else status.delta,
         "who_must_be_trusted": status.trusted,
         "person_level": _person_level(known.get("labelers"), delta, totals) if private else NO_PERSON_LEVEL,
+        "levels": manifest.get("levels") if private else None,
         "events": manifest.get("rows"),
         "evaluation_events": evaluation_events,
         "dropped": dict(manifest.get("dropped", {})),
@@ -161,6 +163,7 @@ def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
         "Mechanism": f"{card['mechanism']} (randomness: {card['key_mode']})",
         "Who must be trusted": card["who_must_be_trusted"],
         "Epsilon per event": "infinite" if epsilon is None else f"{epsilon:g}{at_delta(card['delta'])}",
+        **({"Epsilon of each event": levels_sentence(card["levels"])} if card.get("levels") else {}),
         "Several releases": card["several_releases"],
         **ledger_rows(card),
         **({"Totals": card["totals"]} if card["totals"] else {}),
@@ -174,6 +177,22 @@ def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
     return rows | {name.replace("_", " ").capitalize(): value for name, value in card["facts"].items()}
 
 
+def levels_sentence(levels: Mapping[str, Any]) -> str:
+    """How many events have which ε, who set it, and what the labels carry beside those of one ε that all accept.
+
+    levels: as a manifest states them. Labels carry tanh²(ε/2) of a true one's information each, at a margin of 0.
+    """
+    events = [(float(epsilon), int(count)) for epsilon, count in levels["events"]]
+    total = sum(count for _, count in events)
+    carried = sum(count * LabelNoise.of(epsilon).factor ** 2 for epsilon, count in events)
+    least = total * LabelNoise.of(min(epsilon for epsilon, count in events if count)).factor ** 2
+    return (
+        f"{levels_text({'levels': events})}; the level is released and was set {levels['chosen']}, which nobody checks:"
+        " if it depended on the label, it tells it. The labels carry as much as"
+        f" {carried:.1f} true ones, and at the least level for all {least:.1f}"
+    )
+
+
 def events_text(card: Mapping[str, Any]) -> str:
     """The number of events for training and, where it is known, for evaluation."""
     held_out = card["evaluation_events"]
@@ -182,6 +201,9 @@ def events_text(card: Mapping[str, Any]) -> str:
 
 def alpha_text(card: Mapping[str, Any]) -> str:
     """The probability that a label was kept, and what that means where it is nearly 1."""
+    if card.get("levels"):
+        kept = (f"{LabelNoise.of(epsilon).keep_text(6)} at {epsilon:g}" for epsilon, _ in card["levels"]["events"])
+        return "; ".join(filter(None, (", ".join(kept), card["warning"])))
     stated = {"epsilon": card["epsilon_per_event"], "keep_prob": card["keep_prob"]}
     return "; ".join(filter(None, (LabelNoise.from_json(stated).keep_text(6), card["warning"])))
 
@@ -197,7 +219,7 @@ def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
         return {}
     limits = [f"{limit:g} per {kind}" for kind, limit in card["budgets"].items() if limit is not None]
     releases = [
-        f"{each['source']}: {each['events']} events at {each['epsilon']:g}"
+        f"{each['source']}: {each['events']} events at {levels_text(each)}"
         f"{at_delta(each.get('delta'))}{ON_TOP.get(each.get('kind'), '')}"
         for each in card["releases"]
     ]

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import is_public
 from private_rlhf.privacy.labelers import TALLY, LabelerTotals, tally
 from private_rlhf.privacy.row_files import check_rows, create_file, read_rows, replace_file, row_digest
 
@@ -36,10 +35,11 @@ UNKNOWN, NOT_TAGGED = 0, 1  # tags of letters: of events that an earlier version
 # What a release enters. record: the tag that the record's event without names has. label: the true one, -1 or +1.
 # blind: the keyed sign, -1 or +1. corrects: says of itself that it corrects an earlier event of its record. left_out:
 # is not released, now or ever (`left_out`). letters: the tag that all spellings of the record have (`data.spellings`).
+# level: number of its ε among those of the release.
 ENTRY = np.dtype(
     [
         *(("tag", TAG), ("record", TAG), ("labeler", TAG)),
-        *(("label", "i1"), ("blind", "i1"), ("corrects", "?"), ("left_out", "?"), ("letters", "<u8")),
+        *(("label", "i1"), ("blind", "i1"), ("corrects", "?"), ("left_out", "?"), ("letters", "<u8"), ("level", "u1")),
     ]
 )
 # What is kept. label: -2 or +2, blinded; -1 or +1, unblinded (earlier versions); 0 for an event that was left out
@@ -153,23 +153,24 @@ class EventStore:
         self,
         partition: int,
         rows: np.ndarray,
-        epsilon: float,
+        epsilon: float | np.ndarray,
         *,
         into: StagedGeneration,
         add_up: bool = False,
     ) -> MergeResult:
         """Enter events of one partition, released at `epsilon`, into a staged generation.
 
-        rows: (n,) ENTRY, their tags strictly rising, first byte = partition. epsilon: finite, > 0. add_up: known
-        records under new names are charged the sum. Repeating a merge replaces it; a merge that changes nothing leaves
-        nothing. If any label conflicts, or a record is renamed, the generation is spoilt: it can no longer be made
-        current. ValueError for malformed arguments.
+        rows: (n,) ENTRY, their tags strictly rising, first byte = partition. epsilon: finite, > 0, of all of them
+        or (n,) of each. add_up: known records under new names are charged the sum. Repeating a merge replaces it; a
+        merge that changes nothing leaves nothing. If any label conflicts, or a record is renamed, the generation is
+        spoilt: it can no longer be made current. ValueError for malformed arguments.
         """
-        _check(partition, rows, epsilon)
+        cost = np.broadcast_to(np.asarray(epsilon, np.float64), rows.shape)
+        _check(partition, rows, cost)
         old = into.base.read(partition)
         place, known = places(old, rows["tag"])
         fitting = ~(known & rows["left_out"])  # those stand there as such
-        rows, place, known = rows[fitting], place[fitting], known[fitting]
+        rows, place, known, cost = rows[fitting], place[fitting], known[fitting], cost[fitting]
         hits, given = place[known], rows[known]
         stored = old["label"][hits]
         signs = np.where(abs(stored) == 2, given["blind"], 1)
@@ -180,20 +181,21 @@ class EventStore:
         if conflicts or renamed:
             self._stage(into, partition, "conflict", np.empty(0, EVENT))
             return MergeResult(conflicts, renamed)
-        raised = hits[old["epsilon"][hits] < epsilon]
+        rises = old["epsilon"][hits] < cost[known]
+        raised, risen = hits[rises], cost[known][rises]
         if len(new) == 0 and len(raised) == 0:
             return MergeResult(0, 0)
         fresh = np.zeros(len(new), EVENT)
         for name in ("tag", "record", "labeler", "letters"):
             fresh[name] = new[name]
-        fresh["label"], fresh["epsilon"], fresh["shared"] = 2 * new["label"] * new["blind"], epsilon, same_label
+        fresh["label"], fresh["epsilon"], fresh["shared"] = 2 * new["label"] * new["blind"], cost[~known], same_label
         fresh["label"][new["left_out"]], fresh["epsilon"][new["left_out"]] = 0, 0.0
-        self._stage(into, partition, "tally", _changes(fresh[~new["left_out"]], old[raised], epsilon))
+        self._stage(into, partition, "tally", _changes(fresh[~new["left_out"]], old[raised], risen))
         old["label"][hits] = 2 * given["label"] * given["blind"]
         old["letters"][hits] = np.maximum(old["letters"][hits], given["letters"])
         if same_label.any():
             old["shared"] |= np.isin(old["record"], fresh["record"][same_label])
-        self._stage(into, partition, "events", _merged(old, raised, epsilon, fresh, place[~known]))
+        self._stage(into, partition, "events", _merged(old, raised, risen, fresh, place[~known]))
         return MergeResult(0, 0)
 
     def respelled(self, release: Callable[[], Iterable[tuple[int, np.ndarray]]], into: StagedGeneration) -> int:
@@ -335,13 +337,13 @@ def _may_repeat(old: np.ndarray, new: np.ndarray, name: str) -> np.ndarray:
     return same
 
 
-def _check(partition: int, rows: np.ndarray, epsilon: float) -> None:
+def _check(partition: int, rows: np.ndarray, cost: np.ndarray) -> None:
     """ValueError for arguments of `merge` that are not as it states."""
     if rows.dtype != ENTRY or rows.ndim != 1:
         raise ValueError(f"the rows of a merge must be (n,) ENTRY, got {rows.shape} {rows.dtype}")
     tags, labels = rows["tag"], rows["label"]
-    if not 0 <= partition < PARTITIONS or not epsilon > 0.0 or is_public(epsilon):
-        raise ValueError(f"0 <= partition < {PARTITIONS} and 0 < epsilon < inf, got {partition} and {epsilon}")
+    if not 0 <= partition < PARTITIONS or not np.all((cost > 0.0) & np.isfinite(cost)):
+        raise ValueError(f"0 <= partition < {PARTITIONS} and 0 < epsilon < inf, got {partition} and {cost}")
     if not np.all(np.abs(labels) == 1) or not np.all(np.abs(rows["blind"]) == 1):
         raise ValueError("labels and signs are -1 or +1")
     if np.any(tags[1:] <= tags[:-1]):
@@ -350,7 +352,9 @@ def _check(partition: int, rows: np.ndarray, epsilon: float) -> None:
         raise ValueError(f"a tag does not belong to partition {partition}")
 
 
-def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarray, place: np.ndarray) -> np.ndarray:
+def _merged(
+    old: np.ndarray, raised: np.ndarray, epsilon: np.ndarray, fresh: np.ndarray, place: np.ndarray
+) -> np.ndarray:
     """The partition after a merge, in tag order: `old` with ε raised in the rows `raised`, and `fresh`, whose row i
     stands before the old row place[i]."""
     if len(old) == 0:
@@ -363,10 +367,12 @@ def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarr
     return rows
 
 
-def _changes(fresh: np.ndarray, before: np.ndarray, epsilon: float) -> np.ndarray:
-    """Changes that a merge makes to the labellers' tallies (`person.TALLY`). before: the raised rows as they were."""
+def _changes(fresh: np.ndarray, before: np.ndarray, risen: np.ndarray) -> np.ndarray:
+    """Changes that a merge makes to the labellers' tallies (`person.TALLY`). before: the raised rows as they were.
+    risen: their ε from now on."""
     labelers = np.concatenate([fresh["labeler"], before["labeler"]])
-    gained = tally(labelers, np.full(len(labelers), epsilon), np.ones(len(labelers), np.int64))
+    levels = np.concatenate([fresh["epsilon"], risen])
+    gained = tally(labelers, levels, np.ones(len(labelers), np.int64))
     if len(before) == 0:
         return gained
     lost = tally(before["labeler"], before["epsilon"], np.full(len(before), -1, np.int64))

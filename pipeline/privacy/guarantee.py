@@ -167,7 +167,7 @@ class PrivacyStatus:
     be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised. keyed:
     the promise assumes that nobody without the key can undo its function. claim: by whose word labels were randomised,
     where this program did not see it. pair_total: ε of all answers about any one pair; None where the release does not
-    state it.
+    state it. levels: (ε, number of labels) where each label has an ε of its own, of which epsilon is the largest.
     """
 
     epsilon: float | None
@@ -179,6 +179,13 @@ class PrivacyStatus:
     keyed: bool = False
     claim: str | None = None
     pair_total: float | None = None
+    levels: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def kept(self) -> str:
+        """The probability that a label was kept, in per cent; of each level where each label has its own ε."""
+        texts = [LabelNoise.of(epsilon).keep_text(percent=True) for epsilon, _ in self.levels]
+        return f"{', '.join(texts)} by the level of its person" if texts else self.noise.keep_text(percent=True)
 
     @property
     def noise(self) -> LabelNoise:
@@ -248,6 +255,7 @@ def status_of(
         mode == "keyed",
         claim_of(guarantee),
         (manifest.get("totals") or {}).get("record"),
+        tuple((float(each), int(count)) for each, count in (manifest.get("levels") or {}).get("events", ())),
     )
 
 

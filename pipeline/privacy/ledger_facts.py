@@ -38,7 +38,8 @@ class ReleasePlan:
     gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost is the largest ε;
     `counts` (`privacy.counts`) and a `sum` (`privacy.counts`, of `delta` too) come on top, for every event of the
     key (an upper bound: which events they looked at is not kept), and so does what the holder `stated`. max_events: of
-    one person, the cap that was kept to. UserError unless epsilon is finite and > 0 and events >= 0.
+    one person, the cap that was kept to. levels: (ε, number of events) where each event has an ε of its own, of which
+    epsilon is the largest. UserError unless epsilon is finite and > 0 and events >= 0.
     """
 
     source: str
@@ -48,6 +49,7 @@ class ReleasePlan:
     kind: Kind = "labels"
     max_events: int | None = None
     delta: float = 0.0
+    levels: tuple[tuple[float, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
@@ -72,6 +74,7 @@ def new_entry(plan: ReleasePlan) -> dict[str, Any]:
         "identity": plan.identity,
         **({"kind": plan.kind} if plan.kind != "labels" else {}),
         **({"delta": plan.delta} if plan.delta else {}),
+        **({"levels": [list(level) for level in plan.levels]} if plan.levels else {}),
     }
 
 

@@ -14,7 +14,7 @@ inputs of the PRF. Proofs: docs/explanation/assurance.md, 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count
@@ -38,6 +38,9 @@ SUM_STATEMENT = (
     " sees the noisy sum and knows the prompts, the responses and the code, but not the key"
 )
 NOISY_SUM = "noisy sum"
+LEVELLED = "randomized response, each event at a level of its own"
+OF_LEVELS = "epsilon is the level of the event, which is released too and must not depend on its label"
+MOST_LEVELS = 16
 
 
 def walk_counter(octave: int, counter: int) -> bytes:
@@ -125,6 +128,11 @@ class RandomizedResponse:
     noise: LabelNoise = field(init=False, repr=False, compare=False)
     threshold: int = field(init=False, repr=False, compare=False)
 
+    @property
+    def levels(self) -> tuple[RandomizedResponse, ...]:
+        """The mechanism of each level that an event may have: this one."""
+        return (self,)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "noise", LabelNoise.of(self.epsilon))
@@ -138,6 +146,42 @@ class RandomizedResponse:
         """Statement of the mechanism for manifests and cards; JSON types only."""
         several = "all releases of one event under one key together cost the largest epsilon among them"
         return _statement("randomized response", self.noise, STATEMENT, several)
+
+
+@dataclass(frozen=True)
+class LevelledResponse:
+    """Randomised response at an ε of its own for each event, one of `levels`: declared, two or more, rising.
+
+    z of an event at its level is what `RandomizedResponse` at that ε releases of it, so that an event which comes again
+    at another level costs the larger of the two. UserError for other levels.
+    """
+
+    levels: tuple[RandomizedResponse, ...]
+
+    @classmethod
+    def of(cls, levels: Sequence[float], name: str = "--epsilon-levels") -> LevelledResponse:
+        """The mechanism for the levels' ε, in any order. UserError, which calls them `name`, for fewer than two."""
+        rising = sorted({check_epsilon(level, name) for level in levels})
+        if not 2 <= len(rising) == len(levels) <= MOST_LEVELS:
+            raise UserError(f"{name} must be 2 to {MOST_LEVELS} different numbers, got {list(levels)}: for one ε leave"
+                            " the column out")  # fmt: skip
+        return cls(tuple(map(RandomizedResponse, rising)))
+
+    @property
+    def epsilon(self) -> float:
+        """The largest level, which holds for every event."""
+        return self.levels[-1].epsilon
+
+    @property
+    def noise(self) -> LabelNoise:
+        """The noise of the largest level."""
+        return self.levels[-1].noise
+
+    def guarantee(self) -> dict[str, Any]:
+        """As `RandomizedResponse.guarantee`, with the levels."""
+        several = "all releases of one event under one key together cost the largest epsilon among its levels in them"
+        levels = [each.epsilon for each in self.levels]
+        return _statement(LEVELLED, self.noise, f"{STATEMENT}; {OF_LEVELS}", several, levels=levels)
 
 
 @dataclass(frozen=True)
@@ -186,7 +230,7 @@ def _statement(mechanism: str, noise: LabelNoise, statement: str, several: str, 
     return terms | {"statement": statement, "several_releases": several}
 
 
-Mechanism = RandomizedResponse | PublicLabels | NoisySum
+Mechanism = RandomizedResponse | LevelledResponse | PublicLabels | NoisySum
 
 
 def make_mechanism(epsilon: float, public: bool = False) -> Mechanism:

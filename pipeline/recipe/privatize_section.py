@@ -56,6 +56,13 @@ class PrivatizeConfig:
     add_up_keys: Annotated[bool, NO_EFFECT] = False
     """Pairs that another key of yours released before are drawn again under this one, and charged the sum, instead of
     refused."""
+    epsilon_column: Annotated[str | None, IF_SET] = None
+    """Column that holds the ε of each label, one of epsilon_levels, in place of one epsilon. Released, as `epsilon`."""
+    epsilon_levels: Annotated[list[float] | None, IF_SET] = None
+    """With epsilon_column: every ε that may stand in it, 2 to 16 of them."""
+    levels_before_labels: Annotated[bool, NO_EFFECT] = False
+    """With epsilon_column: your word that every level was set before its label was given. Without it each person must
+    have one level in a release, since a level that is chosen after the answer tells it. Not checked."""
     count_epsilon: float | None = Field(default=None, gt=0)
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
@@ -91,6 +98,7 @@ class PrivatizeConfig:
             self._share_out(self.person_budget)
         elif self.person_questions is not None:
             raise ValueError("person_questions must go with person_budget: give both, or remove it")
+        self._take_levels()
         if getattr(self, "epsilon", None) is None:
             raise ValueError("key 'privatize.epsilon' is required")
         if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
@@ -105,6 +113,21 @@ class PrivatizeConfig:
             self._check_holder()
         elif self.delta is not None:
             raise ValueError("delta must go with trust: holder, as randomised response has none: remove it")
+
+    def _take_levels(self) -> None:
+        """Set epsilon to the largest level, and refuse what does not go with an ε for each label."""
+        if (self.epsilon_column is None) != (self.epsilon_levels is None):
+            raise ValueError("epsilon_column must go with epsilon_levels: give both, or remove it")
+        if self.epsilon_levels is None:
+            return
+        if not all(0.0 < level < math.inf for level in self.epsilon_levels) or len(self.epsilon_levels) < 2:
+            raise ValueError("epsilon_levels must be two or more finite numbers above 0")
+        if self.by_holder or self.person_budget is not None:
+            raise ValueError("epsilon_column goes with neither trust: holder nor person_budget: leave it out")
+        largest = max(self.epsilon_levels)
+        if getattr(self, "epsilon", None) not in (None, largest):
+            raise ValueError(f"epsilon_levels make epsilon {largest:g}, the largest of them: leave it out")
+        object.__setattr__(self, "epsilon", float(largest))
 
     def _check_holder(self) -> None:
         """Refuse settings that do not go with one noisy sum of the true labels."""

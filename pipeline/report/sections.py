@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from private_rlhf.core.noise import clipped, outside
+from private_rlhf.core.noise_levels import levels_text
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
 
@@ -116,7 +117,7 @@ def label_of(method: str, result: dict[str, Any] | None = None) -> str:
     trained, _, aligner = method.partition("_")
     aligner = aligner.upper() or "PPO"
     if trained in ("private", "nonprivate") and result is not None and "epsilon" in result:
-        return f"{aligner}, ε = {epsilon_text(result['epsilon'])}"
+        return f"{aligner}, ε {'≤' if 'levels' in result else '='} {epsilon_text(result['epsilon'])}"
     if trained == "uncorrected":
         return f"{aligner}, uncorrected"
     return {REFERENCE: "π_ref (SFT)", GIBBS: "Gibbs"}.get(method, method)
@@ -128,7 +129,7 @@ def label_of(method: str, result: dict[str, Any] | None = None) -> str:
 def headline(facts: RunFacts, status: PrivacyStatus) -> str:
     """One or two sentences with the numbers that matter; says so where the data cannot tell."""
     method = facts.policy
-    labels = f"labels privatised at ε = {epsilon_text(status.epsilon)}"
+    labels = f"labels privatised at {'up to ' if status.levels else ''}ε = {epsilon_text(status.epsilon)}"
     if status.delta is not None:
         labels = f"one noisy sum of the labels at ε = {epsilon_text(status.epsilon)}, δ = {status.delta:g}"
     if status.reasons:
@@ -186,7 +187,7 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     if status.reasons or status.epsilon is None:
         return "Nothing is private in this run: " + "; ".join(status.reasons) + "."
     if status.declared_public:
-        terms = f"were randomised all the same: each was kept with probability {status.noise.keep_text(percent=True)}"
+        terms = f"were randomised all the same: each was kept with probability {status.kept}"
         if status.delta is not None:
             terms = f"are only in one noisy sum, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
         return (
@@ -206,7 +207,7 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     by = f" ({status.claim}). By that statement it" if status.claim else ". It"
     several = f" {status.several_answers.strip()}" if status.several_answers else ""
     return (
-        f"Private: each preference label{by} was kept with probability {status.noise.keep_text(percent=True)} and"
+        f"Private: each preference label{by} was kept with probability {status.kept} and"
         " turned round otherwise, before anything was trained, so whatever is released is"
         f" {likely} under the other{reader}. {person}.{several}{weak}{rest}"
     )
@@ -225,6 +226,8 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     if known(result.get("kl")):
         shown.append(("KL from π_ref", number(result["kl"]), "nats per response"))
     terms = f"kept with probability {status.noise.keep_text()}"
+    if status.levels:
+        terms = f"at most; {levels_text({'levels': status.levels})}"
     if status.delta is not None:
         terms = f"at δ = {status.delta:g}, in one noisy sum"
     note = NOT_PRIVATE if status.reasons else terms + (", as stated" if status.claim else "")

@@ -12,11 +12,13 @@ from typing import Any, cast
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise, known_noise
 from private_rlhf.lm.hf_trainer import leave_out_router_loss
 from private_rlhf.lm.logprobs import TokenBatch, take_batches, token_batch
 from private_rlhf.lm.rows import Sharing, sharing_of
 from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.trainer import LEVEL, batch_noise, with_levels
 from torch import Tensor
 from trl import DPOTrainer
 
@@ -30,9 +32,11 @@ class PrivateDpoTrainer(DPOTrainer):
 
     _tag_names = ["trl", "dpo", "private-rlhf"]  # noqa: RUF012 - as in the parent class
 
-    def __init__(self, *args: Any, loss: str, noise: Noise, **kwargs: Any) -> None:
-        self.noise, self.loss = LabelNoise.of(noise, allow_zero=False), get_loss(loss)
+    def __init__(self, *args: Any, loss: str, noise: AnyNoise, **kwargs: Any) -> None:
+        self.noise, self.loss = known_noise(noise, allow_zero=False), get_loss(loss)
         super().__init__(*args, **kwargs)
+        if isinstance(self.noise, LevelledNoise):
+            self.data_collator = _LevelCollator(self.data_collator)
         leave_out_router_loss(self)
         if isinstance(self.model, PeftModel) and "ref" in self.model.peft_config:
             self.model.delete_adapter("ref")  # TRL's copy of the adapter as it came
@@ -53,6 +57,7 @@ class PrivateDpoTrainer(DPOTrainer):
         if return_outputs:
             raise ValueError("no outputs are returned: evaluate with the stage")
         tokenizer: Any = self.processing_class
+        noise = batch_noise(self.noise, inputs)
         batch = _pairs(inputs, tokenizer.pad_token_id, self._sharing)
         chosen, rejected = _summed(model(token_batch=batch), batch)
         reference_chosen, reference_rejected = self._reference_logprobs(inputs, batch)
@@ -61,7 +66,13 @@ class PrivateDpoTrainer(DPOTrainer):
         gathered = self.accelerator.gather(margin.detach())
         self._metrics[mode]["rewards/margins"].append(gathered.mean().item())
         self._metrics[mode]["rewards/accuracies"].append((gathered > 0).float().mean().item())
-        return self.loss.value(margin, torch.ones_like(margin), self.noise).mean()
+        return self.loss.value(margin, torch.ones_like(margin), noise).mean()
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        known: Any = self._signature_columns
+        if LEVEL not in known:
+            known.append(LEVEL)
 
     def compute_ref_log_probs(self, model: Any, inputs: dict[str, Tensor]) -> Any:
         """As TRL's, for `precompute_ref_log_probs`; ids below 0 (`Renderer.learnt_ids`) are read and not counted."""
@@ -84,6 +95,17 @@ class PrivateDpoTrainer(DPOTrainer):
         return _summed(logprobs, batch)
 
 
+class _LevelCollator:
+    """A collator that keeps the levels of the labels as well."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = self.collate(examples)
+        return {**batch, LEVEL: torch.tensor([example[LEVEL] for example in examples])}
+
+
 def _summed(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """log π of response tokens (N,) -> of the chosen and of the rejected responses, (B,) each."""
     chosen, rejected = batch.spread(logprobs).sum(dim=1).view(-1, 2).unbind(dim=1)
@@ -101,8 +123,9 @@ def _pairs(inputs: dict[str, Tensor], pad_token_id: int, sharing: Sharing | None
     return token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
 
 
-def pair_dataset(rows: list[tuple[list[int], list[int], list[int]]]) -> Dataset:
-    """A dataset of (prompt, chosen, rejected) token ids."""
-    return Dataset.from_list(
-        [{"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected} for prompt, chosen, rejected in rows]
-    )
+def pair_dataset(
+    rows: list[tuple[list[int], list[int], list[int]]], noise: LabelNoise | LevelledNoise = PUBLIC
+) -> Dataset:
+    """A dataset of (prompt, chosen, rejected) token ids, with the levels of the labels where each has its own ε."""
+    names = ("prompt_ids", "chosen_ids", "rejected_ids")
+    return Dataset.from_list(with_levels([dict(zip(names, row, strict=True)) for row in rows], noise))

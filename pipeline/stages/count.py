@@ -15,13 +15,13 @@ from typing import Any
 
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.noise import share_text
+from private_rlhf.data.curate import response
 from private_rlhf.data.engine import count_right, gather_events
 from private_rlhf.data.publish import refusals
 from private_rlhf.data.raw_source import RawSource, split_rows
 from private_rlhf.evaluation.rates import LONGER, counted_rates, read_decisions, spread
 from private_rlhf.privacy import counts as privacy_counts
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
-from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.prf import frame
 from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
@@ -60,11 +60,12 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
     raw = RawSource(recipe.data, recipe.privatize, context.run.root)
     epsilon = recipe.privatize.count_epsilon
     assert epsilon is not None
-    mechanism, key = RandomizedResponse(recipe.privatize.epsilon), raw.owner_key()
+    key = raw.owner_key()
     ledger = Ledger.open(key)
     if not raw.input_unchanged():
         raise raw.changed()
     sources = raw.open_sources()
+    mechanism = response(recipe.privatize.epsilon, sources[0].layout.options)
     with refusals(context.folder), raw.workspace(key, sources, context.folder, context.checkpoints) as workspace:
         test = split_rows(workspace, recipe.data, sources).test
         events = gather_events(workspace.pool, [test], key, workspace.work / "events")

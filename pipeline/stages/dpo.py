@@ -33,12 +33,12 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run.released)
-    noise = release.manifest.noise
     rows = list(release)
     kept = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     dropped = len(rows) - len(kept)
     check_rows(len(kept), "dpo", settings.batch_size)
-    dataset = pair_dataset([token_ids(rows[index], renderer) for index in kept])
+    noise = release.manifest.noise_of([rows[index] for index in kept])
+    dataset = pair_dataset([token_ids(rows[index], renderer) for index in kept], noise)
 
     # --- π_ref and DPO ------------------------------------------------------------------------------------------------
     kl_coef = recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef

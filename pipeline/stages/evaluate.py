@@ -20,6 +20,7 @@ import numpy as np
 from accelerate.utils import gather_object
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise, is_public
+from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.stats import Estimate
 from private_rlhf.data import inputs
 from private_rlhf.data.declared_columns import Options
@@ -98,16 +99,16 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
     release = inputs.evaluation_release(run_dir.released)
-    rows, noise = list(release), release.manifest.noise
+    rows = list(release)
     places = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     dropped, places = len(rows) - len(places), places[: settings.max_pairs]
     pairs = [rows[place] for place in places]
+    noise = release.manifest.noise_of(pairs)
     likelihood = {name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, name)
                   for name, model in (("sft", reference), (method_name(recipe), policy))}  # fmt: skip
 
     # --- results ------------------------------------------------------------------------------------------------------
-    training = inputs.release(run_dir.released).manifest.noise.as_json()
-    terms = {"epsilon": training["epsilon"], "keep_prob": training["keep_prob"], "kl_coef": recipe.ppo.kl_coef}
+    terms = {**inputs.release(run_dir.released).manifest.terms, "kl_coef": recipe.ppo.kl_coef}
     methods = describe_methods(recipe, summary)
     for name, metrics in methods.items():
         metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace") | terms
@@ -203,7 +204,7 @@ def sharded_logprobs(
 
 
 def likelihood_metrics(
-    logprobs: np.ndarray | None, pairs: list[ReleasedPair], noise: LabelNoise, labelled: bool
+    logprobs: np.ndarray | None, pairs: list[ReleasedPair], noise: LabelNoise | LevelledNoise, labelled: bool
 ) -> dict[str, Any]:
     """One method's likelihood win rate, the one at like length, and the rate at which the longer answer is likelier.
 

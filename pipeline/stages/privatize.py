@@ -30,7 +30,14 @@ from private_rlhf.data.raw_source import RawSource, Split, split_rows
 from private_rlhf.data.release_import import import_bundle, names_bundle
 from private_rlhf.privacy.guarantee import dropped_text, guarantee
 from private_rlhf.privacy.ledger import Ledger
-from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
+from private_rlhf.privacy.mechanism import (
+    LevelledResponse,
+    Mechanism,
+    NoisySum,
+    PublicLabels,
+    RandomizedResponse,
+    make_mechanism,
+)
 from private_rlhf.privacy.signatures import public_key
 from private_rlhf.privacy.sorted_runs import KeptRows
 from private_rlhf.recipe import Recipe
@@ -47,12 +54,14 @@ def run(context: StageContext) -> dict[str, Any]:
     if names_bundle(recipe.data.preferences):
         return import_bundle(recipe.data, own, recipe.evaluation_labels, context.folder)
     raw = RawSource(recipe.data, own, context.run.root)
+    sources = raw.open_sources()
     randomised = make_mechanism(own.epsilon, recipe.data.public_labels)
+    if own.epsilon_column is not None:
+        randomised = curate.response(own.epsilon, sources[0].layout.options)
     mechanism: Mechanism = NoisySum(own.epsilon, own.sum_delta) if own.by_holder else randomised
     test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else randomised
     key = raw.randomiser_key()
     ledger = Ledger.open(key) if key.mode == "keyed" and not isinstance(mechanism, PublicLabels) else None
-    sources = raw.open_sources()
     if sys.stderr.isatty():  # for people, before anything is spent
         print_lines(*raw.head(), file=sys.stderr)
     with (
@@ -69,26 +78,22 @@ def run(context: StageContext) -> dict[str, Any]:
             raw.check_no_cap(cap)
             split = split.capped(private, events.rows)
         source = bare_name(recipe.data.preferences)
+        levels = curate.chosen_levels(source, randomised, events, own.levels_before_labels)
+        levels = [*levels, None]  # of evaluation labels that are public
         bundles = [
             Bundle(
                 rows,
                 opened.layout,
                 by,
-                curate.describe(opened.layout, count, of, source, guarantee(by, key), counts),
+                curate.describe(opened.layout, count, of, source, guarantee(by, key), counts, levels_of),
                 context.folder / f".{name}.new.tmp",
                 context.folder / name,
             )
-            for name, rows, opened, by, count, of, counts in (
-                ("release", split.train, sources[0], mechanism, split.train_rows, split.train_of, split.train_counts),
-                (
-                    "evaluation",
-                    split.test,
-                    sources[-1],
-                    test_mechanism,
-                    split.test_rows,
-                    split.test_of,
-                    split.test_counts,
-                ),
+            for name, rows, opened, by, count, of, counts, levels_of in (
+                ("release", split.train, sources[0], mechanism, split.train_rows, split.train_of, split.train_counts,
+                 levels[0]),
+                ("evaluation", split.test, sources[-1], test_mechanism, split.test_rows, split.test_of,
+                 split.test_counts, levels[1]),
             )
         ]
 
@@ -96,7 +101,8 @@ def run(context: StageContext) -> dict[str, Any]:
             check_output(bundle.target)
 
         # --- released, once everything is known to be sound and the ledger has it -------------------------------------
-        with entered(workspace, raw, ledger_of_parts, private, events, cap) as reservation:  # or refused: all stays
+        charged = (ledger_of_parts, randomised, private, events, cap)
+        with entered(workspace, raw, *charged) as reservation:  # or refused: all stays
             for bundle in bundles:
                 curate.write(workspace, bundle)
             if reservation is not None:
@@ -136,18 +142,24 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
 
 @contextmanager
 def entered(
-    workspace: Workspace, raw: RawSource, ledger: Ledger | None, rows: list[KeptRows], events: Events, cap: int | None
+    workspace: Workspace,
+    raw: RawSource,
+    ledger: Ledger | None,
+    mechanism: Mechanism,
+    rows: list[KeptRows],
+    events: Events,
+    cap: int | None,
 ) -> Iterator[Any]:
     """The reservation of the release in the key's ledger; None where no key file protects the labels (public ones, or a
     seed's flips)."""
-    if ledger is None:
+    if ledger is None or not isinstance(mechanism, RandomizedResponse | LevelledResponse):
         with nullcontext() as nothing:
             yield nothing
         return
     entry = LedgerEntry(
         ledger,
         bare_name(raw.data.preferences),
-        raw.privatize.epsilon,
+        mechanism,
         events,
         rows,
         budget=raw.budget(),

@@ -18,15 +18,18 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, share_text
+from private_rlhf.core.noise_levels import LevelledNoise, rows_of, true_share
 from private_rlhf.core.stats import wilson
 from private_rlhf.data import inputs
-from private_rlhf.data.release import ReleaseManifest
+from private_rlhf.data.release import ReleasedPair, ReleaseManifest
 from private_rlhf.data.render import Renderer, left_out, text_count
 from private_rlhf.evaluation.calibration import preference_calibration
+from private_rlhf.evaluation.rates import beats
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.model_card import CardText, Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
@@ -35,7 +38,13 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.bonus_fit import check_uncertainty, head_bonus
 from private_rlhf.reward_models.central import fit_statistic, load_statistic
-from private_rlhf.reward_models.checkpoint import NOISY_SUM_LOSS, RewardMetadata, reward_text, save_reward_checkpoint
+from private_rlhf.reward_models.checkpoint import (
+    LEVELS,
+    NOISY_SUM_LOSS,
+    RewardMetadata,
+    reward_text,
+    save_reward_checkpoint,
+)
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.losses import bounded_reward, get_loss
@@ -59,10 +68,10 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run.released)
-    noise = release.manifest.noise
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
     _, rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
+    noise, held_out_noise = noises(release.manifest, rows, (training, validation), accelerator.num_processes)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
     pad = renderer.tokenizer.pad_token_id
@@ -87,6 +96,7 @@ def run(context: StageContext) -> dict[str, Any]:
             [pairs[i] for i in validation],
             noise,
             settings,
+            held_out_noise=held_out_noise,
             tokenizer=renderer.tokenizer,
             dtype=recipe.model.dtype,
             seed=recipe.seed,
@@ -97,20 +107,21 @@ def run(context: StageContext) -> dict[str, Any]:
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = features_of(model, "trained")
-        trained = held_out(model, features.rows(validation), noise)["validation_log_likelihood"]
+        trained = held_out(model, features.rows(validation), held_out_noise)["validation_log_likelihood"]
         warm_ridge = fit.ridge if settings.head_warmup else None
         more = {"warm_start_ridge": warm_ridge, "trained_head_log_likelihood": trained}
-        fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings)
+        fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings, held_out_noise)
     bonus = head_bonus(fit, features.rows(training), settings, recipe.seed)
     set_score_weight(result.model, fit.weight)
     model = RewardModel(result.model, reward_bound=settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
-    check = held_out(model, features.rows(validation), noise)
+    check = held_out(model, features.rows(validation), held_out_noise)
     ridge_judged = settings.mode != "head" and settings.refit_ridge is None
     imitated = recipe.data.demonstrations == "release_preferred"  # the backbone has seen what their labels prefer
     check["validation_after_selection"] = ridge_judged or result.early_stopping is not None or imitated
-    metadata = describe_model(recipe, release.manifest, backbone, settings.loss, fit.ridge, len(training))
+    size = (settings.loss, fit.ridge, len(training))
+    metadata = describe_model(recipe, release.manifest, noise, backbone, *size)
     facts = describe(metadata, check | more, selection, result, dropped)
     if accelerator.is_main_process:
         text = reward_text(f"{len(training)} released pairs", held_out_text(check), result.model, metadata.reward_bound)
@@ -141,7 +152,8 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
     weight = basis.weight(fit.theta)
     backbone = load_backbone(context.reference, settings, recipe.model.dtype, renderer.tokenizer.pad_token_id)
     set_score_weight(backbone, weight)
-    metadata = describe_model(recipe, release.manifest, backbone, NOISY_SUM_LOSS, fit.ridge, len(statistic.x))
+    labels = (release.manifest, release.manifest.noise)
+    metadata = describe_model(recipe, *labels, backbone, NOISY_SUM_LOSS, fit.ridge, len(statistic.x))
     bonus = FisherBonus(weight, basis, fit.information, settings.reward_bound, settings.kappa)
     stated = {name: metadata.to_json()[name] for name in ("mode", "loss", "epsilon", "reward_bound", "ridge", "kappa")}
     noise_over_data = math.sqrt(statistic.variance * len(fit.theta)) / float((statistic.x**2).sum().sqrt())
@@ -166,12 +178,18 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
 
 
 def describe_model(
-    recipe: Recipe, manifest: ReleaseManifest, backbone: Any, loss: str, ridge: float, num_pairs: int
+    recipe: Recipe,
+    manifest: ReleaseManifest,
+    noise: LabelNoise | LevelledNoise,
+    backbone: Any,
+    loss: str,
+    ridge: float,
+    num_pairs: int,
 ) -> RewardMetadata:
     """The metadata of a reward model fitted to `num_pairs` labels by a `loss` of `RewardMetadata`."""
     settings = recipe.reward
     return RewardMetadata(
-        noise=manifest.noise,
+        noise=noise,
         loss=loss,
         reward_bound=settings.reward_bound,
         ridge=ridge,
@@ -204,6 +222,16 @@ def save(
     write_beside(folder, origin, renderer, manifest.as_dict(), text)
 
 
+def noises(
+    manifest: ReleaseManifest, rows: list[ReleasedPair], parts: tuple[torch.Tensor, torch.Tensor], processes: int
+) -> list[LabelNoise | LevelledNoise]:
+    """The noise of the labels of each part of the rows. UserError for an ε of each label on several processes."""
+    noise = manifest.noise_of(rows)
+    if isinstance(noise, LevelledNoise) and processes > 1:
+        raise UserError(f"{manifest.source}: an ε for each label is fitted by one process: run without launch")
+    return [rows_of(noise, part) for part in parts]
+
+
 def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(training, validation) indices without a record id in both. UserError: too few pairs for both."""
     numbers: dict[str, int] = {}
@@ -219,7 +247,7 @@ def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tens
 
 
 @torch.no_grad()
-def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise) -> dict[str, Any]:
+def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise | LevelledNoise) -> dict[str, Any]:
     """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
     chosen = bounded_reward(model.raw_score_of(features.chosen.to(model.weight.device)), model.reward_bound)
     rejected = bounded_reward(model.raw_score_of(features.rejected.to(model.weight.device)), model.reward_bound)
@@ -233,7 +261,7 @@ def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise) -> d
         "validation_log_likelihood_se": float(loss.std() / math.sqrt(len(margin))) if len(margin) > 1 else None,
         "null_log_likelihood": -math.log(2.0),
         "validation_accuracy_private": share.as_dict(),
-        "validation_accuracy_debiased": noise.debias(share).as_dict(),
+        "validation_accuracy_debiased": true_share(beats(margin.numpy(), np.zeros(len(margin))), noise).as_dict(),
         "calibration": preference_calibration(margin.numpy(), noise),
     }
 
@@ -260,8 +288,9 @@ def describe(
     """reward/fit.json, computed only from z."""
     record = metadata.to_json()
     path = zip(selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True)
+    names = ("mode", "loss", "epsilon", "keep_prob", LEVELS, "reward_bound", "ridge", "kappa")
     return {
-        **{name: record[name] for name in ("mode", "loss", "epsilon", "keep_prob", "reward_bound", "ridge", "kappa")},
+        **{name: record[name] for name in names if name in record},
         "uncertainty": metadata.uncertainty,
         "num_pairs": metadata.n_pairs,
         "num_layers": metadata.num_layers,

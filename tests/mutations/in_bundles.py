@@ -11,7 +11,7 @@ COLUMNS, STAGE = "tests/privacy/test_batches.py", "tests/stages/test_privatize_s
 
 _BUCKET = "    bucket = read_bucket(rows, shard, job.bits, texts=not target.exists())\n"
 _ORDERED = "bucket = Bucket(bucket.keys[order], bucket.duplicates, bucket.order[order], bucket.texts)\n"
-_TABLE = '        yield pa.table([*texts, _hexadecimal(bucket.keys["id"][part]), *extra], schema=job.schema)\n'
+_TABLE = '        beside = [_hexadecimal(bucket.keys["id"][part])]\n'
 _SHARD = "        write_shard(temporary, job.schema, _tables(job, bucket, labels))\n"
 _MANIFEST = "    write_json(done / MANIFEST, manifest.as_dict())\n"
 

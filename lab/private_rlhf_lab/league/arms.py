@@ -27,7 +27,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise
 from private_rlhf.reward_models.linear import PairProblem, minimize
 from private_rlhf.reward_models.losses import (
     PreferenceLoss,
@@ -128,16 +129,18 @@ def gibbs(bed: Bed, made: Fit, kappa: float = 0.0) -> Outcome:
 # --- losses and policies of others ------------------------------------------------------------------------------------
 
 
-def smoothed_loss(margin: Tensor, label: Tensor, noise: Noise) -> Tensor:
+def smoothed_loss(margin: Tensor, label: Tensor, noise: AnyNoise) -> Tensor:
     """α ℓ(zΔ) + (1−α) ℓ(−zΔ), ℓ the logistic loss."""
+    assert not isinstance(noise, LevelledNoise)
     noise = LabelNoise.of(noise)
     return noise.keep_prob * uncorrected_loss(margin, label, noise) + noise.flip_prob * uncorrected_loss(
         margin, -label, noise
     )
 
 
-def smoothed_slope(margin: Tensor, label: Tensor, noise: Noise) -> Tensor:
+def smoothed_slope(margin: Tensor, label: Tensor, noise: AnyNoise) -> Tensor:
     """Its derivative in Δ."""
+    assert not isinstance(noise, LevelledNoise)
     noise = LabelNoise.of(noise)
     return noise.keep_prob * uncorrected_slope(margin, label, noise) + noise.flip_prob * uncorrected_slope(
         margin, -label, noise
