@@ -120,10 +120,11 @@ class FakeVllm:
             return 404, f"No adapter found for '{path}'"
         self.adapters[name] = path
         key = name.replace(".", "-")
-        if self.model is None:
-            self.model = PeftModel.from_pretrained(self.base, str(path), adapter_name=key).eval()
-        elif key not in self.model.peft_config:
-            self.model.load_adapter(str(path), adapter_name=key)
+        with torch.random.fork_rng(devices=[]):  # peft draws weights before it reads them; a server draws elsewhere
+            if self.model is None:
+                self.model = PeftModel.from_pretrained(self.base, str(path), adapter_name=key).eval()
+            elif key not in self.model.peft_config:
+                self.model.load_adapter(str(path), adapter_name=key)
         return 200, "added"
 
     def complete(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
