@@ -78,8 +78,8 @@ def run(context: StageContext) -> dict[str, Any]:
             raw.check_no_cap(cap)
             split = split.capped(private, events.rows)
         source = bare_name(recipe.data.preferences)
-        levels = curate.chosen_levels(source, randomised, events, own.levels_before_labels)
-        levels = [*levels, None]  # of evaluation labels that are public
+        levels = iter(curate.chosen_levels(source, randomised, events, own.levels_before_labels))
+        train_levels, test_levels = (next(levels) if private_part else None for private_part in (trained, tested))
         bundles = [
             Bundle(
                 rows,
@@ -91,9 +91,9 @@ def run(context: StageContext) -> dict[str, Any]:
             )
             for name, rows, opened, by, count, of, counts, levels_of in (
                 ("release", split.train, sources[0], mechanism, split.train_rows, split.train_of, split.train_counts,
-                 levels[0]),
+                 train_levels),
                 ("evaluation", split.test, sources[-1], test_mechanism, split.test_rows, split.test_of,
-                 split.test_counts, levels[1]),
+                 split.test_counts, test_levels),
             )
         ]
 
