@@ -375,10 +375,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence[str] | None) -> int:
     """The exit code of a click command that runs, and is named in errors, as `program`; the lab's runs by it too."""
     wait_briefly()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         command = make_command()
-        words = list(arguments) if arguments is not None else None
-        refuse_digit_groups(command, sys.argv[1:] if words is None else words)
+        refuse_digit_groups(command, words)
         code = command(args=words, prog_name=program, standalone_mode=False)
     except (UserError, RunStopped) as error:
         wait_for_first()
@@ -391,8 +391,9 @@ def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence
     except (typer.Abort, KeyboardInterrupt):
         return _fail(program, INTERRUPTED, 130)
     except USAGE_ERRORS as error:
-        # A bare call has printed its help, and its error has no message.
-        return _fail(program, f"{message} (see --help)", 2) if (message := error.format_message()) else 2
+        # A call without a command has printed its help, and its error has no message.
+        message = error.format_message() or ("Missing command." if words else "")
+        return _fail(program, f"{message} (see --help)", 2) if message else 2
     except OSError as error:
         if error.errno == errno.ENOSPC:
             return _fail(program, "no space left on the disk: free some and run the same command again to resume", 1)
