@@ -28,7 +28,7 @@ from support.twin_recipes import run_all
 
 ONLINE = (
     "data.limit=null",
-    "evaluation_labels=private",
+    "data.public_labels=true",  # a simulated labeller has nobody to protect
     "online.rounds=3",
     "online.questions=20",
     "online.evaluation_questions=20",

@@ -18,7 +18,7 @@ from support.kills import Work, contents, kill_everywhere
 from support.pipeline_runs import TINY, Workspace
 
 ROUNDS = (
-    *("data.limit=null", "evaluation_labels=private", "model.dtype=float32", "sft.max_steps=1"),
+    *("data.limit=null", "data.public_labels=true", "model.dtype=float32", "sft.max_steps=1"),
     *("online.questions=4", "online.evaluation_questions=4", "online.candidates=3", "online.max_prompts=6"),
 )
 PARTS = ("release", "evaluation", "rounds")

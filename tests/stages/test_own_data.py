@@ -23,7 +23,7 @@ SMALL = (
     "evaluate.num_prompts=8",
     "evaluate.gibbs_candidates=2",
 )
-PRIVATE = ("evaluation_labels=private", "data.public_labels=false")
+PUBLIC = ("evaluation_labels=public", "data.public_labels=true")  # true labels, so figures are exact
 
 
 TOOL_TEMPLATE = (
@@ -86,7 +86,7 @@ def test_tool_calls_go_through_every_stage(workspace: Workspace, checkpoint: Pat
     rows = [tool_row(number) for number in range(40)]
     run, data = tmp_path / "run", write_jsonl(tmp_path, rows)
     keys = "data.message_keys=[tool_calls, tools, name, thinking]"
-    workspace.run_here(run, "--data", str(data), f"model.source={model}", keys, *SMALL, *PRIVATE, LONG)
+    workspace.run_here(run, "--data", str(data), f"model.source={model}", keys, *SMALL, LONG)
     metrics = check(run, 36)
     assert metrics["private"]["kl"] is not None
     shown = json.dumps(read_json(run / "evaluate" / "pairs.json"))
@@ -94,15 +94,15 @@ def test_tool_calls_go_through_every_stage(workspace: Workspace, checkpoint: Pat
     (texts,) = (each for each in read_json(run / "reward" / "manifest.json")["report"]["texts"][:1])
     assert texts["too_long"] == 0
     plain = ("--data", str(data), f"model.source={checkpoint}", keys)
-    with pytest.raises(AssertionError, match="template of this model drops 'tools' of a message"):
-        workspace.run_here(tmp_path / "plain", *plain, *SMALL, *PRIVATE)
+    with pytest.raises(AssertionError, match="template of this model drops 'name' of a message"):
+        workspace.run_here(tmp_path / "plain", *plain, *SMALL)
     assert not (tmp_path / "plain" / "privatize").exists()
 
 
 def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:
     write_dialogues(tmp_path / "hh")
     run = tmp_path / "run"
-    workspace.run(run, "--data", str(tmp_path / "hh"), *SMALL)
+    workspace.run(run, "--data", str(tmp_path / "hh"), *SMALL, *PUBLIC)
     metrics = check(run, 40)
     assert read_json(run / "sft" / "manifest.json")["report"]["source"] == "release"  # nothing of the embedded task
     prompts = [sample["prompt"] for sample in read_json(run / "evaluate" / "pairs.json")["pairs"]]
@@ -119,7 +119,7 @@ def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:
 def test_real_hh_rlhf_rows(workspace: Workspace, hh_helpful: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     rows = ("data.limit=120", "evaluate.max_pairs=1000", "model.max_prompt_tokens=500")
-    workspace.run(run, "--data", str(hh_helpful), *SMALL, *rows)
+    workspace.run(run, "--data", str(hh_helpful), *SMALL, *PUBLIC, *rows)
     metrics = check(run, 120)
     fit = read_json(run / "reward" / "fit.json")  # texts over the 512 tokens of this model are left out and counted
     assert fit["dropped_too_long"] > 0
@@ -137,7 +137,7 @@ def test_a_released_bundle_needs_neither_key_nor_true_labels(workspace: Workspac
     given = ["--data", str(tmp_path / "raw.jsonl"), "--output", str(bundle), "--epsilon", "1.0", "--key", key]
     assert main(["privatize", *given]) == 0
     before = tree(bundle)
-    run, own = tmp_path / "run", ("privatize.key_file=none.key", "privatize.epsilon=1.0", *PRIVATE)
+    run, own = tmp_path / "run", ("privatize.key_file=none.key", "privatize.epsilon=1.0")
     workspace.run(run, "--data", str(bundle), *SMALL, *own)
     check(run, 54)
     card = read_json(run / "report" / "card.json")
