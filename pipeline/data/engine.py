@@ -277,10 +277,19 @@ def gather_events(
     groups = range(1 << min(bits, 8))
     tasks = ((parts, bits, group, folder / f"{group:03d}.events", left_out) for group in groups)
     pieces = tuple(pool.run(gather_piece, tasks))
-    rows = [np.fromfile(piece.path, ENTRY) for piece in pieces]
-    plain = (repack_fields(part[list(UNLEVELLED)]).tobytes() for part in rows)
-    levels = (part["level"].tobytes() for part in rows if any(part["level"].any() for part in rows))
-    return Events(pieces, bytes.fromhex(key.keyed_digest(chain(plain, levels))))
+    return Events(pieces, bytes.fromhex(key.keyed_digest(_content(pieces))))
+
+
+def _content(pieces: Sequence[Piece]) -> Iterator[bytes]:
+    """Events and labels, one piece in memory at a time; then their levels, unless all are the lowest: a release of one
+    ε has the digest that it had before there were levels."""
+    levelled = False
+    for piece in pieces:
+        rows = np.fromfile(piece.path, ENTRY)
+        levelled = levelled or bool(rows["level"].any())
+        yield repack_fields(rows[UNLEVELLED]).tobytes()
+    for piece in pieces if levelled else ():
+        yield np.fromfile(piece.path, ENTRY)["level"].tobytes()
 
 
 def gather_piece(
