@@ -185,7 +185,7 @@ class PrivacyStatus:
     def kept(self) -> str:
         """The probability that a label was kept, in per cent; of each level where each label has its own ε."""
         texts = [LabelNoise.of(epsilon).keep_text(percent=True) for epsilon, _ in self.levels]
-        return f"{', '.join(texts)} by the level of its person" if texts else self.noise.keep_text(percent=True)
+        return f"{', '.join(texts)} by its level" if texts else self.noise.keep_text(percent=True)
 
     @property
     def noise(self) -> LabelNoise:

@@ -34,6 +34,15 @@ def test_a_private_run_ends_in_six_lines(make_run: Any) -> None:
     assert lines_of(own)["policy"] == "not evaluated"
 
 
+def test_labels_with_levels_are_kept_by_their_level(make_run: Any) -> None:
+    """The largest ε is a bound of all of them, and not what each was kept with."""
+    facts = read_run(make_run(), STAGES)
+    status = replace(privacy_status(facts), epsilon=4.0, levels=((0.5, 30), (4.0, 60)))
+    lines = closing_lines(facts, status, run_card(facts, privacy_status(facts)), Path("runs/x/report"))
+    assert "kept with probability 62.2 %, 98.2 % by its level and" in lines[1].replace("\u00a0", " ")
+    assert "ε = 4 a label at most: the odds of its two values change by a factor of 54.6 at most" in lines[2]
+
+
 def test_a_run_that_is_not_private_claims_nothing(make_run: Any) -> None:
     lines = lines_of(read_run(make_run(epsilon=math.inf, name="nonprivate"), STAGES))
     assert lines["protected"].startswith("nothing (NOT PRIVATE: ")
