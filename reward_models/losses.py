@@ -90,7 +90,7 @@ def bound_slope(raw_score: Tensor, reward_bound: float | None) -> Tensor:
 
 
 class _Terms(NamedTuple):
-    """What a loss reads of the noise: floats for one ε, (B,) in the margin's type for an ε of each label."""
+    """The parts of the noise that a loss reads: floats for one ε, (B,) in the margin's type for an ε of each label."""
 
     public: bool
     factor: float | Tensor

@@ -15,7 +15,7 @@ from private_rlhf.core.user import default_key
 
 GIB = 2.0**30
 MEMORY_GIB, DISK_GIB = 5.0, 2.0
-"""What `make demo` takes, in float32 and rounded up."""
+"""Memory and disk that `make demo` needs, in float32 and rounded up."""
 
 
 class Finding(NamedTuple):

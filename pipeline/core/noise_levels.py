@@ -31,7 +31,7 @@ class LevelledNoise:
 
     @classmethod
     def of(cls, levels: Sequence[float], epsilons: Sequence[float | None]) -> LevelledNoise:
-        """The noise of labels with these ε. ValueError for an ε that is no level."""
+        """The noise of labels with these ε. ValueError for an ε that is not one of the levels."""
         number: dict[float | None, int] = {epsilon: place for place, epsilon in enumerate(levels)}
         if unknown := [epsilon for epsilon in epsilons if epsilon not in number]:
             raise ValueError(f"the ε of a label must be one of {', '.join(map(str, levels))}, got {unknown[0]}")

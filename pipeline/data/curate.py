@@ -189,10 +189,10 @@ def privatize_source(request: Request) -> str:
         folder = target.with_name(f".{target.name}.work")
         with work_folder(folder, plan, target) as work, start_workers(workers) as pool:
             manifest = _release(request, mechanism, ledger, opened, Workspace(key, work, pool, request.chunk_bytes))
-    kept = " or ".join(level.noise.keep_text(4) for level in mechanism.levels)
+    keep_prob = " or ".join(level.noise.keep_text(4) for level in mechanism.levels)
     return (
         f"{manifest.rows} labels released at ε = {manifest.epsilon_text} to {request.output} (each kept with"
-        f" probability {kept}), signed by {public_key(key)}; {dropped_text(manifest.dropped)}"
+        f" probability {keep_prob}), signed by {public_key(key)}; {dropped_text(manifest.dropped)}"
         f"{f'; beware: {mechanism.noise.warning}' if mechanism.noise.warning else ''}"
     )
 
@@ -335,7 +335,7 @@ def response(epsilon: float, options: Options) -> RandomizedResponse | LevelledR
 def chosen_levels(
     source: str, mechanism: Mechanism, events: Events, told: bool
 ) -> list[dict[str, Any] | None]:
-    """What the manifest of each of the events' `KeptRows` says of levels; None where there is one ε.
+    """The `levels` in the manifest of each of the events' `KeptRows`; None where there is one ε.
 
     A level that was chosen after the label can tell it. UserError where one person's labels differ in it, unless `told`
     that every level was set before its label.

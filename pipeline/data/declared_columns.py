@@ -43,6 +43,10 @@ TIE = (
 )
 
 
+_OF_PRIVATIZE = ("labeler_column", "event_column", "corrects_column", "epsilon_column", "epsilon_levels")
+"""Declarations that a recipe makes in section privatize; the others are in section data."""
+
+
 @dataclass(frozen=True)
 class Options:
     """Declarations about the columns; UserError if they do not fit together.
@@ -80,8 +84,7 @@ class Options:
 
     def key(self, name: str) -> str:
         """The name of a declaration where it was made: --label-column, or data.label_column."""
-        own = ("labeler_column", "event_column", "corrects_column", "epsilon_column", "epsilon_levels")
-        section = "privatize" if name in own else "data"
+        section = "privatize" if name in _OF_PRIVATIZE else "data"
         return f"{section}.{name}" if self.in_recipe else f"--{name.replace('_', '-')}"
 
     def setting(self, name: str, value: str) -> str:

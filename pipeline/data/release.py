@@ -72,7 +72,7 @@ conversation: its first message has them. `tool_call_id` goes with tool_calls.""
 EPSILON = "epsilon"
 """The column with the ε of each label, where each has its own."""
 PERSON, WORD = "once by each person", "before the labels, by the word of their holder"
-"""How the levels of a release's labels were chosen."""
+"""The two ways in which the levels of a release's labels may have been chosen."""
 _NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
 
 

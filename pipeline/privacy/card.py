@@ -178,7 +178,7 @@ def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def levels_sentence(levels: Mapping[str, Any]) -> str:
-    """How many events have which ε, who set it, and what the labels carry beside those of one ε that all accept.
+    """The number of events at each ε, who set it, and the information of the labels beside that at one ε for all.
 
     levels: as a manifest states them. Labels carry tanh²(ε/2) of a true one's information each, at a margin of 0.
     """

@@ -44,7 +44,7 @@ REFERENCES = 64, 2048
 """Responses of each process, and tokens, that are read at least where the trainer does not read all."""
 
 NEUTRAL = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-"""What a checkpoint's own generation_config would otherwise set."""
+"""Settings of sampling that a checkpoint's generation_config would otherwise change."""
 
 Rows = Sequence[list[int]]
 Numbers = Sequence[list[float]]
