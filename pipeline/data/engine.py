@@ -284,8 +284,7 @@ def _content(pieces: Sequence[Piece]) -> Iterator[bytes]:
     """Events and labels, one piece in memory at a time; then their levels, unless all are the lowest: a release of one
     ε has the digest that it had before there were levels."""
     levelled = False
-    for piece in pieces:
-        rows = np.fromfile(piece.path, ENTRY)
+    for rows in (np.fromfile(piece.path, ENTRY) for piece in pieces):
         levelled = levelled or bool(rows["level"].any())
         yield repack_fields(rows[UNLEVELLED]).tobytes()
     for piece in pieces if levelled else ():

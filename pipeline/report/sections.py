@@ -476,11 +476,9 @@ def closing_lines(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any], 
         if status.delta is not None:
             how = f"no label is released, only one noisy sum of them (δ = {status.delta:g})"
         odds = significant(math.exp(min(status.epsilon, 700.0)))
-        cost = (
-            f"ε = {epsilon_text(status.epsilon)} a label{' at most' if status.levels else ''}: the odds of its two"
-            f" values change by a factor of {odds} at most; ε = {card['epsilon_total_per_event']:g} with all"
-            " releases under this key"
-        )
+        cost = f"ε = {epsilon_text(status.epsilon)} a label{' at most' if status.levels else ''}: the odds of its two"
+        cost += f" values change by a factor of {odds} at most; ε = {card['epsilon_total_per_event']:g} with all"
+        cost += " releases under this key"
     policy = "not evaluated" if facts.policy is None else f"it {_win_sentence(facts.methods[facts.policy])}"
     return [
         f"protected  {what}",
