@@ -25,7 +25,7 @@ from private_rlhf.commands.options import Force, all_given, escape_help, one_way
 from private_rlhf.commands.plan import plan
 from private_rlhf.commands.releases import attack, verify_release
 from private_rlhf.commands.validate import validate
-from private_rlhf.core.environment import extra_of, remedy, wait_briefly
+from private_rlhf.core.environment import calm_bars, extra_of, remedy, wait_briefly
 from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line, print_lines
 from private_rlhf.core.outputs import json_with, output_file, output_folder
 from private_rlhf.core.world import wait_for_first
@@ -375,6 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence[str] | None) -> int:
     """The exit code of a click command that runs, and is named in errors, as `program`; the lab's runs by it too."""
     wait_briefly()
+    calm_bars()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         command = make_command()

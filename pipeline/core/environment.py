@@ -65,6 +65,15 @@ def wait_briefly() -> None:
         os.environ.update(WAITING)
 
 
+def calm_bars() -> None:
+    """Let progress bars print a line every half minute where they go to a file and not to a terminal.
+
+    Call it before tqdm is imported, which reads the variable once. It is for the processes that this one starts, too.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "30")
+
+
 def commit() -> dict[str, Any]:
     """The git commit of the source tree, and whether tracked files differ from it; nulls outside a checkout."""
     folder = Path(__file__).resolve().parents[2]

@@ -1,5 +1,6 @@
 """One module per stage. Launchers start them here, before PyTorch is imported."""
 
-from private_rlhf.core.environment import wait_briefly
+from private_rlhf.core.environment import calm_bars, wait_briefly
 
 wait_briefly()
+calm_bars()

@@ -1,4 +1,4 @@
-"""Waiting threads sleep soon, unless the user says otherwise; decided before PyTorch is loaded."""
+"""Decided before PyTorch and tqdm are loaded: waiting threads sleep soon, and bars in files are calm."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ def test_both_ways_to_start_a_stage_set_it_before_pytorch(start: str) -> None:
     environment = {name: value for name, value in clean_environment().items() if name not in NAMES}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.split()[-1] == WAITING["GOMP_SPINCOUNT"]
+
+
+def test_a_bar_that_goes_to_a_file_prints_its_start_and_its_end() -> None:
+    code = "import private_rlhf.stages, time; from tqdm import tqdm\nfor _ in tqdm(range(40)): time.sleep(0.02)"
+    environment = {name: value for name, value in clean_environment().items() if name != "TQDM_MININTERVAL"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr.count("it/s") + done.stderr.count("?it") <= 3  # without: ten a second
+    assert "40/40" in done.stderr
