@@ -5,7 +5,6 @@
     linear       the linear class by Fisher scoring
     ridge        the ridge by held-out private log-likelihood or by evidence
     head         the linear head of a reward: basis, ridge and fit
-    central      the linear class from one noisy sum of labels
     model        sequence-classification models: load, pool, score
     backbone     the first layers of a causal LM as such a model, and their merge after training
     pairs        released pairs as token ids and as features

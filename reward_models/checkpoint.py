@@ -55,8 +55,6 @@ FORMAT_VERSION = 1
 SCORE_TOLERANCE = 0.05
 """Of a score read again, absolute and relative: weights are equal, and products on another device in bfloat16 nearly.
 Weights drawn at random differ by the size of the scores."""
-NOISY_SUM_LOSS = "noisy_sum"
-"""The loss of a fit to one noisy sum of labels (`private_rlhf.reward_models.central`), none of which was released."""
 MODES = ("head", "lora", "full", "external")
 _NOISE, LEVELS = ("keep_prob", "epsilon"), "levels"
 METADATA = "noise of the labels, loss, bound and size of the fit; private-rlhf reads no reward model without it"
@@ -77,7 +75,7 @@ class RewardMetadata:
     """The facts that a reward checkpoint must state about itself. ValueError names the field that is out of range.
 
     noise is that of the labels, `epsilon`, `keep_prob` and, where each has its own, `levels` in the file. loss: of
-    `losses`, or NOISY_SUM_LOSS. mode `external`: fitted elsewhere to public labels, loss and n_pairs None. base_model:
+    `losses`. mode `external`: fitted elsewhere to public labels, loss and n_pairs None. base_model:
     a name, not a path. data: further JSON facts.
     """
 
@@ -95,7 +93,7 @@ class RewardMetadata:
     data: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        known_noise(self.noise, allow_zero=self.loss == NOISY_SUM_LOSS)
+        known_noise(self.noise, allow_zero=False)
         for name, choices in (("mode", MODES), ("uncertainty", BONUS_KINDS)):
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
@@ -104,7 +102,7 @@ class RewardMetadata:
         external = self.mode == "external"
         if external and (self.loss is not None or self.n_pairs is not None or not self.noise.public):
             raise ValueError("loss, n_pairs and epsilon of an external model are not known: they must be null")
-        if not external and self.loss != NOISY_SUM_LOSS:
+        if not external:
             get_loss(str(self.loss))
         check_reward_bound(self.reward_bound)
         for name in ("ridge", "kappa"):

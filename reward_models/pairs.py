@@ -1,4 +1,4 @@
-"""Released pairs as token ids, and their frozen features, to which the reward and the noisy sum are fitted."""
+"""Released pairs as token ids, and their frozen features, to which the reward is fitted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from private_rlhf.reward_models.model import RewardModel
 
 
 class RenderedPairs(NamedTuple):
-    """The pairs within the limits: their `places` in the release, `rows`, and (chosen, rejected) token ids; `dropped`
-    counts the others."""
+    """The pairs within the limits: `rows`, and (chosen, rejected) token ids; `dropped` counts the others."""
 
-    places: list[int]
     rows: list[ReleasedPair]
     pairs: list[tuple[list[int], list[int]]]
     dropped: int
@@ -27,12 +25,11 @@ class RenderedPairs(NamedTuple):
 
 def rendered_pairs(everything: list[ReleasedPair], renderer: Renderer, too_long: str) -> RenderedPairs:
     """The released pairs within the renderer's limits; too_long and errors as in `keep_fitting`."""
-    places = keep_fitting_pairs(everything, renderer, too_long)
-    rows, pairs = [everything[place] for place in places], []
+    rows, pairs = [everything[place] for place in keep_fitting_pairs(everything, renderer, too_long)], []
     for row in rows:
         prompt = renderer.prompt_ids(row.prompt)
         pairs.append((prompt + renderer.response_ids(row.chosen), prompt + renderer.response_ids(row.rejected)))
-    return RenderedPairs(places, rows, pairs, len(everything) - len(rows))
+    return RenderedPairs(rows, pairs, len(everything) - len(rows))
 
 
 def pair_features(

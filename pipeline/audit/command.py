@@ -19,14 +19,11 @@ from private_rlhf.audit.statistics import Finding
 from private_rlhf.audit.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
 from private_rlhf.audit.view import View, unlabelled_view
 from private_rlhf.core.atomic import write_json
-from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import check_epsilon, is_public
 from private_rlhf.core.outputs import json_with, output_file
 from private_rlhf.core.user import another_user
-from private_rlhf.data.release import MANIFEST, file_of
 from private_rlhf.privacy.keys import keygen
-from private_rlhf.privacy.mechanism import NOISY_SUM
 from private_rlhf.privacy.records import is_blank
 
 DEFAULT_CANARIES = 2000
@@ -95,11 +92,6 @@ def _truth_file(request: Request) -> Path | None:
 def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
     """(JSON, text, leak) on real labels, planted canaries or replayed ones, as the options name them."""
     targets, truth_file, output = list(request.targets), _truth_file(request), request.output
-    for target in filter(_unlabelled, targets):
-        raise UserError(
-            f"{target}: holds pairs without labels, so there is none to attack: what is known of them is one noisy"
-            " sum, whose noise the ledger's ε states"
-        )
     if request.raw is not None:
         if truth_file is not None:
             raise UserError("attack takes --raw or canaries (--key, --truth), not both: run it twice")
@@ -120,15 +112,6 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
     if output is not None:
         write_json(output, facts, mode=0o600)
     return facts, "\n".join([render(outcome), *lines]), facts["verdict"] == "leak"
-
-
-def _unlabelled(target: Path) -> bool:
-    """True for a bundle of pairs whose labels are released only as one noisy sum. Bundles of others may state
-    anything."""
-    try:
-        return bool(read_json(file_of(target, MANIFEST))["guarantee"]["mechanism"] == NOISY_SUM)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _affordable(targets: Sequence[Path]) -> int:

@@ -80,11 +80,6 @@ def check_twins(recipe: Recipe, folder: Path) -> None:
     recipe.data.check_preferences()
     if not recipe.private:
         raise UserError("verify-run needs labels under a key: a finite privatize.epsilon and no insecure_seed")
-    if recipe.privatize.by_holder:
-        raise UserError(
-            "verify-run compares runs whose released labels are the same, and privatize.trust: holder releases a sum of"
-            " them, which differs between twins: verify the recipe without it"
-        )
     if (recipe.data.public_labels and recipe.online is None) or recipe.evaluation_labels != "private":
         raise UserError(
             "verify-run is for data.public_labels=false and evaluation_labels=private: labels that are read raw, and"

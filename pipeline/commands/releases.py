@@ -22,7 +22,6 @@ def verify_release(
     from private_rlhf.data.verify import verify_release as verify
     from private_rlhf.privacy.card import totals_sentence
     from private_rlhf.privacy.guarantee import who_is_trusted
-    from private_rlhf.privacy.mechanism import NOISY_SUM
 
     verified = verify(bundle, signer, as_published)
     release, total, copied = verified.release, verified.record_epsilon, verified.copied
@@ -30,11 +29,8 @@ def verify_release(
     epsilon = "∞" if facts["epsilon"] is None else f"{facts['epsilon']:g}"
     mark = f", {facts['mark']}" if facts["mark"] else ""
     who = f"signed by {release.signer}" if release.signer else "unsigned: nobody vouches for it"
-    what = f"labels at ε = {epsilon}"
-    if facts["mechanism"] == NOISY_SUM:
-        what = f"pairs without labels, of which one noisy sum is released at ε = {epsilon} and δ = {facts['delta']:g}"
     trusted = who_is_trusted(facts if release.signer else {**facts, "unsigned": True})
-    print_lines(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {trusted}")
+    print_lines(f"{bundle}: {len(release)} labels at ε = {epsilon}{mark}, {who}; who must be trusted: {trusted}")
     if total is not None:
         person = (release.manifest.totals or {}).get("person")
         print_lines(f"{bundle}: as counted from its rows, {totals_sentence({'record': total, 'person': person})}")

@@ -38,14 +38,12 @@ from private_rlhf.privacy.batches import (
     record_tags,
     release_labels,
 )
-from private_rlhf.privacy.counts import Bits, DiscreteGaussian, DiscreteLaplace, noisy_statistic
 from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import (
     MOST_LEVELS,
     LevelledResponse,
     Mechanism,
-    NoisySum,
     PublicLabels,
     RandomizedResponse,
 )
@@ -354,17 +352,6 @@ def count_right(
     return counts, {rule: bytes.fromhex(name) for rule, name in digest.items()}
 
 
-def sum_of_labels(
-    rows: KeptRows, matrix: np.ndarray, noise: DiscreteGaussian | DiscreteLaplace, key: PrivacyKey, name: bytes
-) -> list[int]:
-    """The noisy sum of the matrix' rows (n, d) int64 whose label is +1: one for every kept row, in their order.
-
-    name: 32 bytes, other ones for another matrix, other labels or other noise.
-    """
-    found = [keys["label"] for byte in range(256) for _, keys, _ in partitions(rows, 8, byte)]
-    return noisy_statistic(matrix, np.concatenate(found), noise, Bits(key.prf, name))
-
-
 # --- reduce: buckets to shards ----------------------------------------------------------------------------------------
 
 
@@ -395,9 +382,7 @@ def write_bucket(job: ShardJob, rows: KeptRows, shard: int) -> int:
     if target.exists():
         return len(bucket.keys)
     labels: Signs = bucket.keys["label"]
-    if isinstance(job.mechanism, NoisySum):
-        labels = np.ones_like(labels)
-    elif not isinstance(job.mechanism, PublicLabels):
+    if not isinstance(job.mechanism, PublicLabels):
         labels = release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)
     with new_file(target, beside=job.folder) as temporary:
         write_shard(temporary, job.schema, _tables(job, bucket, labels))

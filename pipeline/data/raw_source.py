@@ -162,15 +162,6 @@ class RawSource:
         settings = self.privatize
         return None if settings.budget is None else Budget(settings.budget, settings.budget_per)
 
-    def check_no_cap(self, cap: int | None) -> None:
-        """UserError where the key's ledger caps a person's events and the recipe asks for a noisy sum, which keeps no
-        account per person."""
-        if self.privatize.by_holder and cap is not None:
-            raise UserError(
-                f"privatize.trust: holder: this key's ledger releases at most {cap} labels of a person, and a noisy sum"
-                " keeps no account per person: use another key, or leave trust out"
-            )
-
     # --- has the raw input changed? the answer is kept beside the key, keyed, never in the run directory --------------
 
     def remember_input(self) -> None:

@@ -39,10 +39,8 @@ from private_rlhf.data.container import (
 )
 from private_rlhf.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
 from private_rlhf.privacy.mechanism import (
-    NOISY_SUM,
     LevelledResponse,
     Mechanism,
-    NoisySum,
     PublicLabels,
     RandomizedResponse,
 )
@@ -165,11 +163,6 @@ class ReleaseManifest:
         if self.levels is None:
             return self.noise
         return LevelledNoise.of([epsilon for epsilon, _ in self.levels["events"]], [row.epsilon for row in rows])
-
-    @property
-    def labelled(self) -> bool:
-        """False if its rows carry no label (`mechanism.NoisySum`)."""
-        return bool(self.guarantee["mechanism"] != NOISY_SUM)
 
     @property
     def private(self) -> bool:
@@ -432,11 +425,6 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path) -> dict[str, Any]
     mechanism: Mechanism = PublicLabels() if noise.public else RandomizedResponse(noise.epsilon)
     if "levels" in guarantee:
         mechanism = _levelled(guarantee["levels"], noise, path)
-    if guarantee["mechanism"] == NOISY_SUM:
-        delta = guarantee.get("delta")
-        if mode != "keyed" or noise.factor or not isinstance(delta, float | int) or not 0 <= delta < 1:
-            raise UserError(f"{path}: states a noisy sum without delta in [0, 1), or beside labels or a seed; {REMEDY}")
-        mechanism = NoisySum(noise.epsilon, float(delta))
     by, unsigned = guarantee.get("randomised_by"), guarantee.get("unsigned", False)
     if (by is not None and (mode != "local" or by not in RANDOMISED_BY)) or type(unsigned) is not bool:
         raise UserError(f"{path}: states who randomised the labels in words that this program does not; {REMEDY}")

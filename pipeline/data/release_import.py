@@ -44,11 +44,6 @@ def open_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels:
     noise, signer = bundle.manifest.largest_noise, data.signer
     if signer is not None and bundle.signer != signer:
         raise UserError(f"{source}: is signed by {bundle.signer or 'nobody'}, and data.signer is {signer}")
-    if not bundle.manifest.labelled or privatize.by_holder:
-        raise UserError(
-            f"{source}: is a released bundle, and a noisy sum (privatize.trust: holder) is made where the true labels"
-            " are: give raw preferences, or a bundle of private labels and no trust: holder"
-        )
     if not noise.factor:
         raise UserError(f"{source}: its labels are fair coins (keep_prob 1/2), from which nothing is learnt")
     if privatize.epsilon != noise.epsilon:

@@ -31,7 +31,7 @@ def check_totals(bundle: Release) -> float | None:
     UserError where the manifest states less than the rows have: for a pair, or for a person, who gave one at least.
     """
     noise, stated = bundle.manifest.largest_noise, bundle.manifest.totals
-    if noise.public or not bundle.manifest.labelled:
+    if noise.public:
         return None
     total = _most_at_levels(bundle) if bundle.manifest.levels else most_per_record(bundle) * noise.epsilon
     if stated is None:

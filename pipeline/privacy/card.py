@@ -27,11 +27,10 @@ NOT_PROTECTED = (
     " max(alpha, p, 1-p) of the time after seeing a private label; alpha is not a ceiling for that.",
     "Patterns over many labels: a model trained on private labels predicts labels, also ones it never saw. That is"
     " utility, and no defence against it is claimed.",
-    "A person with many events: the loss adds up over that person's events; so does delta, and faster, where there is"
-    " one.",
+    "A person with many events: the loss adds up over that person's events.",
     "Other users and other machines: what was released of the same labels there, under any key, is outside the ledger's"
-    " sight, and adds to what it states. So does what keys of this user released that are gone, and a noisy sum or"
-    " counts under another key.",
+    " sight, and adds to what it states. So does what keys of this user released that are gone, and counts"
+    " under another key.",
 )
 NAMED_COLUMNS = (
     "The columns that the holder of the labels named ({}): they are released as they are. If one of them tells a label"
@@ -42,7 +41,6 @@ WHO_MARKS = (
     " of the labels who overrides a refusal; LABELS DECLARED PUBLIC by the holder who declares them so. No option"
     " removes it: make a new release with a key, and a new run of it."
 )
-NO_LABELS = "none is released, of any training pair: one noisy sum of them is"
 ON_TOP: Mapping[str | None, str] = {
     "counts": " (noisy counts, on top)", "sum": " (one noisy sum, on top)",
     "stated": " (stated by the holder, on top)",
@@ -97,9 +95,8 @@ def privacy_card(
         "budgets": dict(known.get("budgets", {})),
         "keep_prob": status.keep_prob,
         "warning": status.noise.warning,
-        "delta": status.delta,
         "totals": totals_sentence(totals) if private and totals else None,
-        "delta_total": max(status.delta or 0.0, known.get("delta_total", 0.0)) if private else status.delta,
+        "delta_total": known.get("delta_total", 0.0),
         "who_must_be_trusted": status.trusted,
         "person_level": _person_level(known.get("labelers"), delta, totals) if private else NO_PERSON_LEVEL,
         "levels": manifest.get("levels") if private else None,
@@ -156,18 +153,17 @@ def render_markdown(card: Mapping[str, Any]) -> str:
 def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
     """The table of the card, by name."""
     epsilon = card["epsilon_per_event"]
-    alpha, labels = "Realised alpha (probability that a label is kept)", {"Labels": NO_LABELS}
     rows = {
         "Unit": card["unit"],
         "Neighbouring data": card["neighbouring"],
         "Mechanism": f"{card['mechanism']} (randomness: {card['key_mode']})",
         "Who must be trusted": card["who_must_be_trusted"],
-        "Epsilon per event": "infinite" if epsilon is None else f"{epsilon:g}{at_delta(card['delta'])}",
+        "Epsilon per event": "infinite" if epsilon is None else f"{epsilon:g}",
         **({"Epsilon of each event": levels_sentence(card["levels"])} if card.get("levels") else {}),
         "Several releases": card["several_releases"],
         **ledger_rows(card),
         **({"Totals": card["totals"]} if card["totals"] else {}),
-        **({alpha: alpha_text(card)} if card["delta"] is None else labels),
+        "Realised alpha (probability that a label is kept)": alpha_text(card),
         "Guarantee": card["statement"],
         "Person level": card["person_level"]["statement"],
         "Events": events_text(card),
@@ -209,7 +205,7 @@ def alpha_text(card: Mapping[str, Any]) -> str:
 
 
 def at_delta(delta: float | None) -> str:
-    """Suffix of an ε that holds only up to a δ; empty for randomised response."""
+    """Suffix of an ε that holds only up to the δ of earlier versions' noisy sums; empty without."""
     return "" if delta is None else f" at delta {delta:g}"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, PublicLabels
+from private_rlhf.privacy.mechanism import NAMES, Mechanism, PublicLabels
 
 if TYPE_CHECKING:
     from private_rlhf.privacy.keys import PrivacyKey
@@ -136,11 +136,6 @@ def who_is_trusted(facts: Mapping[str, Any]) -> str:
         return "everybody who sees the release: it is not private"
     if mode == "local":
         trusted = TRUSTED[facts.get("randomised_by")]
-    elif facts.get("mechanism") == NOISY_SUM:
-        trusted = (
-            "the holder of the labels and the key, and the machine that adds up every true label before it adds noise;"
-            " whoever sees only what is released need not be trusted"
-        )
     else:
         trusted = (
             "whoever holds the raw labels or the key, until each label is randomised; training, and whoever sees only"
@@ -164,10 +159,10 @@ class PrivacyStatus:
 
     epsilon: of one label; None for ∞. keep_prob: in [0.5, 1]. reasons: why nothing is private; empty otherwise.
     declared_public: their holder declared the labels public or synthetic, whatever was done to them. trusted: who must
-    be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised. keyed:
-    the promise assumes that nobody without the key can undo its function. claim: by whose word labels were randomised,
-    where this program did not see it. pair_total: ε of all answers about any one pair; None where the release does not
-    state it. levels: (ε, number of labels) where each label has an ε of its own, of which epsilon is the largest.
+    be, with true labels. keyed: the promise assumes that nobody without the key can undo its function. claim: by whose
+    word labels were randomised, where this program did not see it. pair_total: ε of all answers about any one pair;
+    None where the release does not state it. levels: (ε, number of labels) where each label has an ε of its own, of
+    which epsilon is the largest.
     """
 
     epsilon: float | None
@@ -175,7 +170,6 @@ class PrivacyStatus:
     reasons: tuple[str, ...] = ()
     declared_public: bool = False
     trusted: str = ""
-    delta: float | None = None
     keyed: bool = False
     claim: str | None = None
     pair_total: float | None = None
@@ -225,7 +219,8 @@ def status_of(
     """The status of whatever was made from a release; any single sign against privacy is enough.
 
     manifest: of the release. overrides: guards that were overruled. declared_public: `data.public_labels`. seeded: the
-    recipe asks for flips from a seed. UserError if the manifest states no guarantee, or one that cannot be.
+    recipe asks for flips from a seed. UserError if the manifest states no guarantee, or one that cannot be or that this
+    program does not give (the noisy sums of earlier versions).
     """
     try:
         guarantee = manifest["guarantee"]
@@ -234,6 +229,8 @@ def status_of(
         raise UserError("the manifest does not state its guarantee; write the release again") from None
     except ValueError as error:
         raise UserError(f"the manifest states a guarantee that cannot be ({error}); write the release again") from None
+    if guarantee["mechanism"] not in NAMES:
+        raise UserError(f"the mechanism must be one that this program has, got {guarantee['mechanism']}: release again")
     reasons = []
     if noise.public:
         reasons.append(REASONS["none"])
@@ -251,7 +248,6 @@ def status_of(
         tuple(reasons),
         declared_public,
         trusted,
-        guarantee.get("delta"),
         mode == "keyed",
         claim_of(guarantee),
         (manifest.get("totals") or {}).get("record"),

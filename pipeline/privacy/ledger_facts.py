@@ -36,10 +36,10 @@ class ReleasePlan:
 
     identity: keyed digest of (key, canonical content with labels in any order, ε, columns): equal for a re-run that
     gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost is the largest ε;
-    `counts` (`privacy.counts`) and a `sum` (`privacy.counts`, of `delta` too) come on top, for every event of the
-    key (an upper bound: which events they looked at is not kept), and so does what the holder `stated`. max_events: of
-    one person, the cap that was kept to. levels: (ε, number of events) where each event has an ε of its own, of which
-    epsilon is the largest. UserError unless epsilon is finite and > 0 and events >= 0.
+    `counts` (`privacy.counts`) come on top, for every event of the key (an upper bound: which events they looked at is
+    not kept), and so does what the holder `stated`. max_events: of one person, the cap that was kept to. levels: (ε,
+    number of events) where each event has an ε of its own, of which epsilon is the largest. UserError unless epsilon is
+    finite and > 0 and events >= 0.
     """
 
     source: str
@@ -48,7 +48,6 @@ class ReleasePlan:
     identity: str
     kind: Kind = "labels"
     max_events: int | None = None
-    delta: float = 0.0
     levels: tuple[tuple[float, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -58,8 +57,8 @@ class ReleasePlan:
 
 
 def added_by(entry: dict[str, Any]) -> float:
-    """The ε that the entry of a count or sum adds to the labels' total."""
-    return float(entry["epsilon"]) if entry.get("kind") in ("counts", "sum") else 0.0
+    """The ε that the entry of a count adds to the labels' total."""
+    return float(entry["epsilon"]) if entry.get("kind") == "counts" else 0.0
 
 
 def new_entry(plan: ReleasePlan) -> dict[str, Any]:
@@ -73,7 +72,6 @@ def new_entry(plan: ReleasePlan) -> dict[str, Any]:
         "output": None,
         "identity": plan.identity,
         **({"kind": plan.kind} if plan.kind != "labels" else {}),
-        **({"delta": plan.delta} if plan.delta else {}),
         **({"levels": [list(level) for level in plan.levels]} if plan.levels else {}),
     }
 
@@ -91,7 +89,7 @@ def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
 
 
 def added_delta(entries: list[dict[str, Any]]) -> float:
-    """δ of all noisy sums together."""
+    """δ of all noisy sums together, which earlier versions released."""
     return math.fsum(entry.get("delta", 0.0) for entry in entries)
 
 

@@ -30,7 +30,7 @@ from private_rlhf.privacy.keys import PrivacyKey, begin_state, lock_file, make_p
 from private_rlhf.privacy.labelers import TALLY, LabelerTotals
 
 FORMAT = 2
-WITH_SUMS = 3  # once it holds a noisy sum, which earlier programs would not add up
+WITH_SUMS = 3  # holds a noisy sum of an earlier version, which programs before it would not add up
 WITH_FOLDED_NAMES = 4  # once labellers are told apart by folded names, which earlier programs would not fold
 WITH_LETTERS = 5  # once events have tags of letters, which earlier programs would not compare
 READABLE = (1, FORMAT, WITH_SUMS, WITH_FOLDED_NAMES, WITH_LETTERS)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import count
 from typing import Any
 
@@ -32,13 +31,10 @@ STATEMENT = (
     "P[A(out) = 1] <= e^epsilon P[A(out') = 1] + (1 + e^epsilon) Adv_PRF for every efficient adversary A who sees"
     " everything released and knows the prompts, the responses and the code, but not the key"
 )
-
-SUM_STATEMENT = (
-    "P[A(out) = 1] <= e^epsilon P[A(out') = 1] + delta + (1 + e^epsilon) Adv_PRF for every efficient adversary A who"
-    " sees the noisy sum and knows the prompts, the responses and the code, but not the key"
-)
-NOISY_SUM = "noisy sum"
+RESPONSE, PUBLIC_NAME = "randomized response", "none"
 LEVELLED = "randomized response, each event at a level of its own"
+NAMES = (RESPONSE, LEVELLED, PUBLIC_NAME)
+"""Of all mechanisms, as manifests state them."""
 OF_LEVELS = "epsilon is the level of the event, which is released too and must not depend on its label"
 MOST_LEVELS = 16
 
@@ -145,7 +141,7 @@ class RandomizedResponse:
     def guarantee(self) -> dict[str, Any]:
         """Statement of the mechanism for manifests and cards; JSON types only."""
         several = "all releases of one event under one key together cost the largest epsilon among them"
-        return _statement("randomized response", self.noise, STATEMENT, several)
+        return _statement(RESPONSE, self.noise, STATEMENT, several)
 
 
 @dataclass(frozen=True)
@@ -193,36 +189,7 @@ class PublicLabels:
     def guarantee(self) -> dict[str, Any]:
         """As `RandomizedResponse.guarantee`."""
         statement = "none: the labels were declared public and are released as they are"
-        return _statement("none", self.noise, statement, "no protection")
-
-
-@dataclass(frozen=True)
-class NoisySum:
-    """No label is released: the rows stand in canonical order, and one noisy sum of them (`counts`) follows.
-
-    epsilon: finite, above 0 (UserError otherwise); delta: in [0, 1).
-    """
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-        if not 0.0 <= self.delta < 1.0:
-            raise UserError(f"delta must lie in [0, 1), got {self.delta!r}")
-
-    @property
-    def noise(self) -> LabelNoise:
-        """Noise of the rows, which carry no label."""
-        return LabelNoise(self.epsilon, Fraction(1, 2))
-
-    def guarantee(self) -> dict[str, Any]:
-        """As `RandomizedResponse.guarantee`, with delta."""
-        several = (
-            "the epsilons and deltas of all noisy sums of one event add up, and are added to what other releases of it"
-            " cost"
-        )
-        return _statement(NOISY_SUM, self.noise, SUM_STATEMENT, several, delta=self.delta)
+        return _statement(PUBLIC_NAME, self.noise, statement, "no protection")
 
 
 def _statement(mechanism: str, noise: LabelNoise, statement: str, several: str, **more: Any) -> dict[str, Any]:
@@ -230,7 +197,7 @@ def _statement(mechanism: str, noise: LabelNoise, statement: str, several: str, 
     return terms | {"statement": statement, "several_releases": several}
 
 
-Mechanism = RandomizedResponse | LevelledResponse | PublicLabels | NoisySum
+Mechanism = RandomizedResponse | LevelledResponse | PublicLabels
 
 
 def make_mechanism(epsilon: float, public: bool = False) -> Mechanism:

@@ -10,15 +10,23 @@ from private_rlhf.core.noise import is_public
 from private_rlhf.core.user import default_key
 from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe.load import IF_SET, NO_EFFECT, STRICT
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-DEFAULT_DELTA = 1e-6
+
+def refuse_holder(trust: Any) -> Any:
+    """`holder` is refused with what to do instead, before the list of values is."""
+    if trust == "holder":
+        raise ValueError(
+            "must be labeller or left out, since one noisy sum of the labels is a study of lab/"
+            " (private_rlhf_lab.benches.central_against_local): remove it"
+        )
+    return trust
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PrivatizeConfig:
-    """Randomised response on the labels (PPKL Eq. 7), or with `trust: holder` one noisy sum of them."""
+    """Randomised response on the labels (PPKL Eq. 7)."""
 
     epsilon: float = Field(default=None, allow_inf_nan=True)  # type: ignore[assignment]
     """Label-LDP parameter of one released label; > 0. `.inf` needs data.public_labels and marks the run NOT PRIVATE.
@@ -66,27 +74,15 @@ class PrivatizeConfig:
     count_epsilon: float | None = Field(default=None, gt=0)
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
-    trust: Annotated[Literal["labeller", "holder"] | None, IF_SET] = None
-    """Who is trusted. null or labeller: every label goes through randomised response. holder: no training label is
-    released; stage statistic releases one noisy sum of them at (epsilon, delta), on top of all else that this key
-    released of them, and the reward is fitted to it. Evaluation labels are randomised, or public, in both."""
-    delta: Annotated[float | None, IF_SET] = Field(default=None, ge=0, lt=1)
-    """With trust: holder. null: 1e-6, discrete Gaussian noise; 0: pure ε, discrete Laplace noise."""
+    trust: Annotated[Literal["labeller"] | None, IF_SET, BeforeValidator(refuse_holder)] = None
+    """Who is trusted, in recipes of earlier versions: with both values every label goes through randomised response."""
+    delta: Annotated[None, IF_SET] = None
+    """δ, in recipes of earlier versions: randomised response has none."""
 
     @property
     def private(self) -> bool:
         """True if labels go through a randomiser with a secret key."""
         return not is_public(self.epsilon) and self.insecure_seed is None
-
-    @property
-    def by_holder(self) -> bool:
-        """True where the labels' holder adds the noise once, to a sum (central label-DP)."""
-        return self.trust == "holder"
-
-    @property
-    def sum_delta(self) -> float:
-        """δ of the noisy sum, in [0, 1)."""
-        return DEFAULT_DELTA if self.delta is None else self.delta
 
     @property
     def key_path(self) -> Path:
@@ -109,10 +105,6 @@ class PrivatizeConfig:
             raise ValueError("labeler_column must be given for max_events_per_person: name the column of the labeller")
         if math.isnan(self.epsilon) or self.epsilon <= 0:
             raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
-        if self.by_holder:
-            self._check_holder()
-        elif self.delta is not None:
-            raise ValueError("delta must go with trust: holder, as randomised response has none: remove it")
 
     def _take_levels(self) -> None:
         """Set epsilon to the largest level, and refuse what does not go with an ε for each label."""
@@ -122,24 +114,12 @@ class PrivatizeConfig:
             return
         if not all(0.0 < level < math.inf for level in self.epsilon_levels) or len(self.epsilon_levels) < 2:
             raise ValueError("epsilon_levels must be two or more finite numbers above 0")
-        if self.by_holder or self.person_budget is not None:
-            raise ValueError("epsilon_column goes with neither trust: holder nor person_budget: leave it out")
+        if self.person_budget is not None:
+            raise ValueError("epsilon_column must go without person_budget: leave one of them out")
         largest = max(self.epsilon_levels)
         if getattr(self, "epsilon", None) not in (None, largest):
             raise ValueError(f"epsilon_levels make epsilon {largest:g}, the largest of them: leave it out")
         object.__setattr__(self, "epsilon", float(largest))
-
-    def _check_holder(self) -> None:
-        """Refuse settings that do not go with one noisy sum of the true labels."""
-        if is_public(self.epsilon) or self.insecure_seed is not None:
-            raise ValueError("trust: holder needs a finite epsilon and a key: remove insecure_seed, or leave trust out")
-        if self.person_budget is not None or self.max_events_per_person is not None or self.budget_per == "person":
-            raise ValueError(
-                "trust: holder keeps no account per person: leave person_budget, max_events_per_person and"
-                " budget_per: person out"
-            )
-        if self.labeler_column is not None and self.sum_delta:
-            raise ValueError("trust: holder with labeler_column needs delta: 0, whose ε adds up over a person's labels")
 
     def _share_out(self, total: float) -> None:
         """Set the keys that person_budget implies, and refuse other values of them."""

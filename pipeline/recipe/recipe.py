@@ -65,8 +65,6 @@ class Recipe:
         privatize = self.privatize
         if privatize.person_budget is not None and self.online is None and privatize.labeler_column is None:
             raise ValueError("privatize.labeler_column must be given with person_budget: name that column")
-        if privatize.by_holder:
-            self._check_holder()
         if self.online is not None:
             self._check_online(self.online)
         if self.aligner in ON_TRL and (self.ppo.extra_rewards or self.ppo.quantize):
@@ -152,36 +150,12 @@ class Recipe:
                 f"{total:g}: lower one of them"
             )
 
-    def _check_holder(self) -> None:
-        """Refuse what needs a released training label: privatize.trust: holder releases none."""
-        privatize, reward, rule = self.privatize, self.reward, "privatize.trust: holder releases no training label"
-        if self.online is not None:
-            raise ValueError(f"{rule}, and online learns from answers one by one: leave one of them out")
-        if self.aligner == "dpo":
-            raise ValueError(f"{rule}, and DPO learns from labels: set aligner ppo, rloo, grpo or gvpo")
-        if self.data.demonstrations == "release_preferred":
-            raise ValueError(f"{rule}, so none is preferred: set data.demonstrations: release")
-        if reward.external is not None or reward.mode != "head" or reward.loss != "private_likelihood":
-            raise ValueError(f"{rule}: its sum is fitted by reward.mode head; leave reward.external and loss out")
-        if reward.uncertainty.kind != "fisher":
-            raise ValueError(f"{rule}: reward.uncertainty.kind must be fisher, not {reward.uncertainty.kind}")
-        events = 0.0 if self.evaluation_labels == "public" else privatize.epsilon
-        counts = privatize.count_epsilon or 0.0 if self.evaluation_labels == "laplace" else 0.0
-        total = events + privatize.epsilon + counts
-        if privatize.budget is not None and total > privatize.budget:
-            raise ValueError(
-                f"privatize.budget must be at least {total:g}, got {privatize.budget:g}: with trust: holder the ledger"
-                " adds up the epsilon of sum, evaluation labels and counts; lower epsilon, or use public ones"
-            )
-
     @property
     def absent_stages(self) -> dict[str, str]:
         """Stage -> remedy, of the stages that this recipe does not have."""
         absent = {name: f"set aligner={name}, or run {self.aligner}" for name in ALIGNERS if name != self.aligner}
         if self.evaluation_labels != "laplace":
             absent["count"] = "it is for evaluation_labels=laplace"
-        if not self.privatize.by_holder:
-            absent["statistic"] = "it is for privatize.trust=holder"
         if self.online is None:
             absent["online"] = "it is for recipes with a section online"
         else:

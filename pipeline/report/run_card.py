@@ -86,11 +86,9 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
         extra["labels_from"] = SYNTHETIC
     if released.get("signer") or released.get("adopted"):
         extra["labels_signed_by"] = released.get("signer") or "nobody: who wrote this bundle is not known"
-    summed = facts.manifests.get("statistic", {}).get("report", {})
     counted = facts.evaluation.get("label_counts") or {}
-    ledger = counted.get("ledger") or summed.get("ledger") or released.get("ledger")  # the latest one
-    randomised = status.private and status.epsilon is not None and status.delta is None
-    accounts = labeller_accounts(status.epsilon or 0.0) if randomised else {}
+    ledger = counted.get("ledger") or released.get("ledger")  # the latest one
+    accounts = labeller_accounts(status.epsilon) if status.private and status.epsilon is not None else {}
     if accounts:
         extra["one_labeller"] = "; ".join(_loss(labels, each) for labels, each in accounts.items())
         extra["central_guarantee"] = CENTRAL

@@ -130,8 +130,6 @@ def headline(facts: RunFacts, status: PrivacyStatus) -> str:
     """One or two sentences with the numbers that matter; says so where the data cannot tell."""
     method = facts.policy
     labels = f"labels privatised at {'up to ' if status.levels else ''}ε = {epsilon_text(status.epsilon)}"
-    if status.delta is not None:
-        labels = f"one noisy sum of the labels at ε = {epsilon_text(status.epsilon)}, δ = {status.delta:g}"
     if status.reasons:
         labels = "labels that are not private"
     if method is None:
@@ -187,29 +185,21 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     if status.reasons or status.epsilon is None:
         return "Nothing is private in this run: " + "; ".join(status.reasons) + "."
     if status.declared_public:
-        terms = f"were randomised all the same: each was kept with probability {status.kept}"
-        if status.delta is not None:
-            terms = f"are only in one noisy sum, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
         return (
             "No protection is claimed: the labels of this run are declared public or synthetic by their holder, and it"
-            f" may have read them as they are. Those that were trained on {terms}."
+            " may have read them as they are. Those that were trained on were randomised all the same: each was kept"
+            f" with probability {status.kept}."
         )
     reader = ", for whoever lacks the key and cannot break BLAKE2b" if status.keyed else ""
     likely = f"at most e^ε = {significant(math.exp(min(status.epsilon, 700.0)), 3)} times as likely under one answer as"
     rest = f" Not private: prompts, responses, and which pairs were labelled. Who must be trusted: {status.trusted}."
-    person = "A person with m labels loses up to m·ε"
-    if status.delta is not None:
-        return (
-            f"Private: each training label. None is released; one noisy sum of them is, {likely} under the other,"
-            f" but for δ = {status.delta:g}{reader}. {person}, and δ grows faster.{rest}"
-        )
     weak = f" Beware: {status.noise.warning}." if status.noise.warning else ""
     by = f" ({status.claim}). By that statement it" if status.claim else ". It"
     several = f" {status.several_answers.strip()}" if status.several_answers else ""
     return (
         f"Private: each preference label{by} was kept with probability {status.kept} and"
         " turned round otherwise, before anything was trained, so whatever is released is"
-        f" {likely} under the other{reader}. {person}.{several}{weak}{rest}"
+        f" {likely} under the other{reader}. A person with m labels loses up to m·ε.{several}{weak}{rest}"
     )
 
 
@@ -228,8 +218,6 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     terms = f"kept with probability {status.noise.keep_text()}"
     if status.levels:
         terms = f"at most; {levels_text({'levels': status.levels})}"
-    if status.delta is not None:
-        terms = f"at δ = {status.delta:g}, in one noisy sum"
     note = NOT_PRIVATE if status.reasons else terms + (", as stated" if status.claim else "")
     shown.append(("ε per label", epsilon_text(status.epsilon), note))
     return [{"label": label, "value": value, "note": text} for label, value, text in shown]
@@ -473,8 +461,6 @@ def closing_lines(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any], 
     if status.private and status.epsilon is not None:
         what = f"each of {events}{origin}"
         how = f"kept with probability {status.kept} and turned round otherwise, before any training"
-        if status.delta is not None:
-            how = f"no label is released, only one noisy sum of them (δ = {status.delta:g})"
         odds = significant(math.exp(min(status.epsilon, 700.0)))
         cost = f"ε = {epsilon_text(status.epsilon)} a label{' at most' if status.levels else ''}: the odds of its two"
         cost += f" values change by a factor of {odds} at most; ε = {card['epsilon_total_per_event']:g} with all"

@@ -111,7 +111,7 @@ def row_counts(recipe: Recipe, run: RunDir, new_release: bool) -> RowCounts:
 
 
 class Privatize(Stage):
-    """Reads raw labels, as do only Statistic and Count, which ask for noisy answers."""
+    """Reads raw labels, as does only Count, which asks for noisy answers."""
 
     name = "privatize"
     help = "randomised response on every label."
@@ -177,16 +177,6 @@ class Sft(Trained):
         check_rows(count, self.name, recipe.sft.batch_size)
 
 
-class Statistic(Stage):
-    """Reads raw labels; releases one noisy sum of them."""
-
-    name = "statistic"
-    help = "one noisy sum of the true labels, for recipes with `privatize.trust: holder`."
-    reads = ("privatize", "sft")
-    sections = ("model", "data", "privatize", "reward.num_layers", "reward.num_components", "reward.pooling")
-    any_world = True
-
-
 class Online(Stage):
     name = "online"
     help = "rounds of questions about answers of the reference policy, for recipes with `online`."
@@ -198,7 +188,7 @@ class Online(Stage):
 class Reward(Trained):
     name = "reward"
     help = "reward model from privatised labels, with its uncertainty."
-    reads = ("privatize", "sft", "statistic", "online")
+    reads = ("privatize", "sft", "online")
     sections = ("model", "reward", "seed")
     any_world = True
 
@@ -348,14 +338,14 @@ class Count(Stage):
 class Report(Stage):
     name = "report"
     help = "the one-page HTML report with the privacy card."
-    reads = ("privatize", "sft", "statistic", "online", "reward", *ALIGNERS, "evaluate", "count")
+    reads = ("privatize", "sft", "online", "reward", *ALIGNERS, "evaluate", "count")
     sections = ("name",)
     launched = False
     prints = True
     extras = ("report",)
 
 
-STAGES: tuple[Stage, ...] = (Privatize(), Sft(), Statistic(), Online(), Reward(), Ppo(), Dpo(), Rloo(), Grpo(), Gvpo(),
+STAGES: tuple[Stage, ...] = (Privatize(), Sft(), Online(), Reward(), Ppo(), Dpo(), Rloo(), Grpo(), Gvpo(),
                              Evaluate(), Count(), Report())  # fmt: skip
 NAMES = tuple(stage.name for stage in STAGES)
 

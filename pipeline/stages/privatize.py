@@ -1,12 +1,9 @@
-"""Stage privatize: randomised response on every preference label (PPKL Eq. 7). With stages statistic and count, the
-only one that reads raw labels.
+"""Stage privatize: randomised response on every preference label (PPKL Eq. 7). Only it and stage count read raw labels.
 
 Pairs are put into an order that does not depend on their label, duplicates keep the first, and each label is kept with
 probability α = e^ε/(1+e^ε) by a keyed function of the labelling event, so that a repeated run releases the same bits.
 The steps are those of `private-rlhf privatize` (`data.curate`), taken for two folders at once; what holds true
 labels on the way lies in the key's state folder, and what is not finished in hidden folders that the next start sweeps.
-
-With privatize.trust: holder the training pairs are released without labels (in canonical order), at no cost.
 
 Reads:   data.preferences (raw), the owner's key file.
 Writes:  privatize/release (Parquet + manifest), privatize/evaluation (raw labels only where declared public).
@@ -33,7 +30,6 @@ from private_rlhf.privacy.ledger import Ledger
 from private_rlhf.privacy.mechanism import (
     LevelledResponse,
     Mechanism,
-    NoisySum,
     PublicLabels,
     RandomizedResponse,
     make_mechanism,
@@ -55,11 +51,10 @@ def run(context: StageContext) -> dict[str, Any]:
         return import_bundle(recipe.data, own, recipe.evaluation_labels, context.folder)
     raw = RawSource(recipe.data, own, context.run.root)
     sources = raw.open_sources()
-    randomised = make_mechanism(own.epsilon, recipe.data.public_labels)
+    mechanism = make_mechanism(own.epsilon, recipe.data.public_labels)
     if own.epsilon_column is not None:
-        randomised = curate.response(own.epsilon, sources[0].layout.options)
-    mechanism: Mechanism = NoisySum(own.epsilon, own.sum_delta) if own.by_holder else randomised
-    test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else randomised
+        mechanism = curate.response(own.epsilon, sources[0].layout.options)
+    test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else mechanism
     key = raw.randomiser_key()
     ledger = Ledger.open(key) if key.mode == "keyed" and not isinstance(mechanism, PublicLabels) else None
     if sys.stderr.isatty():  # for people, before anything is spent
@@ -70,16 +65,14 @@ def run(context: StageContext) -> dict[str, Any]:
     ):
         # --- which rows are for training, which for evaluation --------------------------------------------------------
         split = split_rows(workspace, recipe.data, sources)
-        trained, tested = not own.by_holder, not isinstance(test_mechanism, PublicLabels)  # through the randomiser
-        parts = [part for part, private in ((split.train, trained), (split.test, tested)) if private]
-        ledger_of_parts = ledger if parts else None
-        private, events, cap = curate.capped(workspace, ledger_of_parts, parts, own.max_events_per_person)
+        tested = not isinstance(test_mechanism, PublicLabels)  # through the randomiser
+        parts = [split.train, split.test] if tested else [split.train]
+        private, events, cap = curate.capped(workspace, ledger, parts, own.max_events_per_person)
         if cap is not None:
-            raw.check_no_cap(cap)
             split = split.capped(private, events.rows)
         source = bare_name(recipe.data.preferences)
-        levels = iter(curate.chosen_levels(source, randomised, events, own.levels_before_labels))
-        train_levels, test_levels = (next(levels) if private_part else None for private_part in (trained, tested))
+        train_levels, *levels = curate.chosen_levels(source, mechanism, events, own.levels_before_labels)
+        test_levels = levels[0] if tested else None
         bundles = [
             Bundle(
                 rows,
@@ -101,8 +94,7 @@ def run(context: StageContext) -> dict[str, Any]:
             check_output(bundle.target)
 
         # --- released, once everything is known to be sound and the ledger has it -------------------------------------
-        charged = (ledger_of_parts, randomised, private, events, cap)
-        with entered(workspace, raw, *charged) as reservation:  # or refused: all stays
+        with entered(workspace, raw, ledger, mechanism, private, events, cap) as reservation:  # or refused: all stays
             for bundle in bundles:
                 curate.write(workspace, bundle)
             if reservation is not None:
@@ -124,8 +116,6 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
     said = f"{split.train_rows} labels at ε = {'∞' if epsilon is None else epsilon} (each kept with probability "
     noise = LabelNoise.from_json(facts)
     said += f"{noise.keep_text()})" + (f"; beware: {noise.warning}" if noise.warning else "")
-    if recipe.privatize.by_holder:
-        said = f"{split.train_rows} pairs without labels, for one noisy sum at ε = {epsilon}"
     return {
         "events": split.train_rows,
         "evaluation_events": split.test_rows,

@@ -4,10 +4,9 @@
 chosen by cross-validated private log-likelihood (reading z only, so it costs no privacy). `lora` and `full` go on from
 there with TRL's RewardTrainer, and fit the head again on the trained features. Either way the statistics of Γ are those
 of the head's own fit, of the privatised likelihood's Fisher information unless the recipe asks for another kind.
-`reward.external` takes a finished reward model instead. With `privatize.trust: holder` r̄ and Γ are those of one noisy
-sum of the labels (`private_rlhf.reward_models.central`).
+`reward.external` takes a finished reward model instead.
 
-Reads:   privatize/release (z and its ε) or statistic/sum, sft/model (backbone).
+Reads:   privatize/release (z and its ε), sft/model (backbone).
 Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
 Command: private-rlhf launch -m private_rlhf.stages.reward --config RECIPE [--run-dir DIR]
 """
@@ -37,14 +36,7 @@ from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.bonus_fit import check_uncertainty, head_bonus
-from private_rlhf.reward_models.central import fit_statistic, load_statistic
-from private_rlhf.reward_models.checkpoint import (
-    LEVELS,
-    NOISY_SUM_LOSS,
-    RewardMetadata,
-    reward_text,
-    save_reward_checkpoint,
-)
+from private_rlhf.reward_models.checkpoint import LEVELS, RewardMetadata, reward_text, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.losses import bounded_reward, get_loss
@@ -52,7 +44,7 @@ from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
 from private_rlhf.reward_models.ridge import RidgeSelection
 from private_rlhf.reward_models.training import TrainedBackbone, train_backbone
-from private_rlhf.reward_models.uncertainty import Bonus, FisherBonus
+from private_rlhf.reward_models.uncertainty import Bonus
 from private_rlhf.stages.context import StageContext
 
 
@@ -63,13 +55,11 @@ def run(context: StageContext) -> dict[str, Any]:
     if settings.external is not None:
         main = accelerator.is_main_process
         return use_external(settings.external, settings.kappa, recipe.model, context.folder, main, recipe.name)
-    if recipe.privatize.by_holder:
-        return from_noisy_sum(context)
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run.released)
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
-    _, rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)
+    rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
     noise, held_out_noise = noises(release.manifest, rows, (training, validation), accelerator.num_processes)
 
@@ -137,46 +127,6 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def from_noisy_sum(context: StageContext) -> dict[str, Any]:
-    """r̄ and Γ from stage statistic's one noisy sum, on the main process. No labels are held out to check them."""
-    recipe, settings = context.recipe, context.recipe.reward
-    if not context.world.main:
-        return {}
-    release = inputs.release(context.run.released)
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
-    try:
-        statistic, basis = load_statistic(context.run.stage("statistic") / "sum")
-    except ValueError as error:
-        raise UserError(f"{error}: run again with --from statistic") from None
-    fit = fit_statistic(statistic, None if settings.ridge == "evidence" else settings.ridge)
-    weight = basis.weight(fit.theta)
-    backbone = load_backbone(context.reference, settings, recipe.model.dtype, renderer.tokenizer.pad_token_id)
-    set_score_weight(backbone, weight)
-    labels = (release.manifest, release.manifest.noise)
-    metadata = describe_model(recipe, *labels, backbone, NOISY_SUM_LOSS, fit.ridge, len(statistic.x))
-    bonus = FisherBonus(weight, basis, fit.information, settings.reward_bound, settings.kappa)
-    stated = {name: metadata.to_json()[name] for name in ("mode", "loss", "epsilon", "reward_bound", "ridge", "kappa")}
-    noise_over_data = math.sqrt(statistic.variance * len(fit.theta)) / float((statistic.x**2).sum().sqrt())
-    facts = stated | {
-        "delta": statistic.delta,
-        "uncertainty": metadata.uncertainty,
-        "num_pairs": metadata.n_pairs,
-        "num_layers": metadata.num_layers,
-        "num_components": len(fit.theta),
-        "clip": statistic.clip,
-        "noise_over_label_noise": 2.0 * noise_over_data,
-        "held_out_labels": "none were read",
-    }
-    results = "None: a check on held-out labels would be another release of them."
-    text = reward_text(f"one noisy sum of {metadata.n_pairs} labels", results, backbone, metadata.reward_bound)
-    save(context, backbone, metadata, bonus, facts, renderer, release.manifest, text)
-    return {
-        **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs")},
-        "summary": f"head fit of one noisy sum of {metadata.n_pairs} labels, λ = {fit.ridge:.3g}; the noise is "
-        f"{facts['noise_over_label_noise']:.2g} times that of the labels themselves; no labels were held out",
-    }
-
-
 def describe_model(
     recipe: Recipe,
     manifest: ReleaseManifest,
@@ -198,7 +148,7 @@ def describe_model(
         mode=settings.mode,
         num_layers=int(backbone.config.num_hidden_layers),
         base_model=recipe.model.source.split("/")[-1],
-        public=not manifest.private and loss != NOISY_SUM_LOSS,
+        public=not manifest.private,
         uncertainty=settings.uncertainty.kind,
     )
 

@@ -93,31 +93,6 @@ def test_only_noisy_counts_come_back_to_the_evaluation(sources: dict[str, ast.Mo
     assert written == ["write_json(context.folder / 'counts.json', answer)"]
 
 
-def test_only_the_noisy_sum_leaves_the_holder_s_door(sources: dict[str, ast.Module]) -> None:
-    """The third door, which the labels' holder opens with `privatize.trust: holder`: what comes back from the labels is
-    what `counts.noisy_statistic` answers. It is written, and what the stage returns is what the recipe and the
-    ledger say."""
-    tree = sources["pipeline/stages/statistic.py"]
-    door, start = (next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-                   for name in ("released_sum", "run"))
-    labels = {"open_sources", "split_rows", "gather_events", "sum_of_labels", "workspace_for"}
-    assert not {node.id for node in ast.walk(start) if isinstance(node, ast.Name)} & labels
-    returned = [ast.unparse(node.value) for node in ast.walk(door) if isinstance(node, ast.Return) and node.value]
-    facts = "{'epsilon': mechanism.epsilon, 'delta': mechanism.delta, 'ledger': ledger.card_facts()}"
-    assert returned == [facts]
-    given = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in ast.walk(door)
-             if isinstance(node, ast.Assign)}
-    assert given["answer"] == "sum_of_labels(train, matrix, noise, key, bytes.fromhex(identity))"
-    assert given["statistic"].startswith("from_integers(answer, matrix, noise, clip, ")
-    written = [ast.unparse(node) for node in ast.walk(door)
-               if isinstance(node, ast.Call) and ast.unparse(node.func) in ("save_statistic", "say", "print")]
-    assert written == ["save_statistic(context.folder / 'sum', statistic, basis, mechanism.guarantee())"]
-    engine = sources["pipeline/data/engine.py"].body
-    adds = next(node for node in engine if isinstance(node, ast.FunctionDef) and node.name == "sum_of_labels")
-    (left,) = (ast.unparse(node.value) for node in ast.walk(adds) if isinstance(node, ast.Return) and node.value)
-    assert left == "noisy_statistic(matrix, np.concatenate(found), noise, Bits(key.prf, name))"
-
-
 def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module]) -> None:
     """The graph does not see computed imports; those of validation modules lead to `private_rlhf.validation` alone, and
     those of reward functions that a recipe names never into this package (tests/rl/test_extra_rewards.py)."""

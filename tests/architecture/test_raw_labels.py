@@ -92,7 +92,6 @@ ASKS_WHERE = {
     "pipeline/data/raw_source.py",  # the one that opens them
     "pipeline/stages/count.py",  # the name, for the ledger
     "pipeline/stages/privatize.py",  # the name, for the ledger and the manifest
-    "pipeline/stages/statistic.py",  # the name, for the ledger
     "pipeline/stages/declarations.py",  # checks before a run
     "pipeline/audit/twins.py",  # makes twins
 }

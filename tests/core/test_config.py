@@ -176,6 +176,18 @@ def test_a_dumped_recipe_loads_to_itself(
     assert parse(Recipe, yaml.safe_load(dump_yaml(recipe)), "dumped") == recipe
 
 
+def test_central_label_dp_is_refused_and_recipes_that_go_without_it_load() -> None:
+    """Saved recipes of earlier versions state both keys."""
+    for trust in (None, "labeller"):
+        assert parse(Recipe, tree(privatize={"epsilon": 1.0, "trust": trust, "delta": None}), "saved").private
+    summed = {"epsilon": 1.0, "trust": "holder", "delta": 1e-6}
+    for wanted in (tree(privatize=summed), apply_overrides(tree(), ["privatize.trust=holder"])):
+        assert refusal(wanted) == (
+            "r.yaml: privatize.trust: must be labeller or left out, since one noisy sum of the labels is a study of"
+            " lab/ (private_rlhf_lab.benches.central_against_local): remove it (given 'holder')"
+        )
+
+
 def test_infinity_survives_the_dump() -> None:
     recipe = parse(Recipe, tree(privatize={"epsilon": math.inf}, data={"public_labels": True}), "given")
     assert parse(Recipe, yaml.safe_load(dump_yaml(recipe)), "dumped") == recipe

@@ -16,14 +16,12 @@ from private_rlhf.core.noise import LabelNoise, check_label
 from private_rlhf.labelling.labellers import Command
 from private_rlhf.online.posterior import Learner
 from private_rlhf.privacy.batches import KEYS, Columns, canonicalize, release_labels
-from private_rlhf.privacy.counts import DiscreteGaussian, exact_statistic, noisy_statistic
 from private_rlhf.privacy.label_lists import privatize
 from private_rlhf.privacy.local import DrawStore, privatize_label
 from private_rlhf.privacy.mechanism import Coins, RandomizedResponse, last_coin
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import TEXT
 from private_rlhf.reward_models.bonus_fit import fit_ensemble
-from private_rlhf.reward_models.central import release_statistic
 from private_rlhf.reward_models.linear import PairProblem, fit_linear
 from private_rlhf.reward_models.losses import LOSSES, get_loss
 from private_rlhf.reward_models.ridge import ridge_by_evidence, select_ridge
@@ -33,7 +31,6 @@ DRAWN = torch.Generator().manual_seed(0)
 ROWS = 40
 A, B = (torch.randn(ROWS, 3, dtype=torch.float64, generator=DRAWN) for _ in range(2))
 FIT, MARGIN = fit_linear(A, B, torch.ones(ROWS), NOISE, ridge=1.0), A[:, 0]
-INTEGERS = np.arange(3 * ROWS).reshape(ROWS, 3)
 
 
 def columns(labels: np.ndarray) -> Columns:
@@ -63,14 +60,11 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "ridge": lambda z: select_ridge(A, B, z, NOISE, ridges=(1.0, 2.0)),
     "evidence": lambda z: ridge_by_evidence(A, B, z, NOISE, None),
     "ensemble": lambda z: fit_ensemble(FIT, A, B, z),
-    "central": lambda z: release_statistic(A - B, z, 1.0, 1e-6),
     "online": lambda z: Learner(3, NOISE, None, 1.0).add(A, B, z),
 }
 OF_ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
     "batch": lambda labels: canonicalize(columns(labels), 0, PRF),
     "release": lambda labels: release_labels(RandomizedResponse(1.0), PRF, keys(labels)),
-    "statistic": lambda labels: exact_statistic(INTEGERS, labels),
-    "noisy statistic": lambda labels: noisy_statistic(INTEGERS, labels, DiscreteGaussian(Fraction(4))),
 }
 
 

@@ -206,7 +206,16 @@ def test_a_row_in_another_shard_is_refused(bundle: Path, monkeypatch: pytest.Mon
         read_release(bundle).check_rows()
 
 
-def test_keep_prob_one_half_of_labels_is_no_noisy_sum(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_noisy_sum_of_an_earlier_version_is_refused(bundle: Path) -> None:
+    facts = json.loads((bundle / "_manifest").read_text())
+    facts["guarantee"] |= {"mechanism": "noisy sum", "keep_prob": 0.5, "flip_prob": 0.5, "delta": 1e-6}
+    write_json(bundle / "_manifest", facts)
+    (bundle / "_signature").unlink()
+    with pytest.raises(UserError, match="states a mechanism or a mark that this program does not; write it again"):
+        read_release(bundle)
+
+
+def test_keep_prob_one_half_is_of_labels(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As at an ε below 2^-127: labels that say nothing, and still labels."""
     facts = json.loads((bundle / "_manifest").read_text())
     facts["guarantee"] |= {"keep_prob": 0.5, "flip_prob": 0.5}

@@ -14,10 +14,11 @@ from private_rlhf.privacy.guarantee import (
     guarantee,
     nothing_left,
     stated,
+    status_of,
     who_is_trusted,
 )
 from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key
-from private_rlhf.privacy.mechanism import NoisySum, PublicLabels, RandomizedResponse, make_mechanism
+from private_rlhf.privacy.mechanism import PublicLabels, RandomizedResponse, make_mechanism
 
 KEY = PrivacyKey(bytes(range(32)))
 SMALL = RandomizedResponse(0.5)
@@ -45,7 +46,6 @@ def test_marks() -> None:
 def test_who_must_be_trusted() -> None:
     """With true labels, in every mode."""
     assert who_is_trusted(guarantee(SMALL, KEY)).startswith("whoever holds the raw labels or the key, until")
-    assert who_is_trusted(guarantee(NoisySum(1.0, 0.0), KEY)).startswith("the holder of the labels and the key")
     assert "the page and the browser" in who_is_trusted(stated(SMALL, "local", "page"))
     for seen in ("command", "terminal"):
         assert "this process saw the true labels" in who_is_trusted(stated(SMALL, "local", seen))
@@ -64,10 +64,11 @@ def test_what_was_not_seen_is_somebody_s_word() -> None:
     assert "unsigned manifest" in who_is_trusted(stated(SMALL, "keyed", unsigned=True))
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (math.inf, 0.1), (1.0, 1.0), (1.0, math.nan), (1.0, -0.1)])
-def test_a_noisy_sum_needs_both_numbers(epsilon: float, delta: float) -> None:
-    with pytest.raises(UserError, match=r"must be a finite number above 0|delta must lie in"):
-        NoisySum(epsilon, delta)
+def test_a_noisy_sum_of_an_earlier_version_is_refused() -> None:
+    """Its ε holds up to a δ, and no label of it was released: nothing here says so."""
+    summed = guarantee(SMALL, KEY) | {"mechanism": "noisy sum", "keep_prob": 0.5, "flip_prob": 0.5, "delta": 1e-6}
+    with pytest.raises(UserError, match="must be one that this program has, got noisy sum: release again"):
+        status_of({"guarantee": summed})
 
 
 def test_rows_left_out_are_counted_by_reason() -> None:

@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from private_rlhf.commands.ledger_command import as_text
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key
+from private_rlhf.privacy.card import privacy_card, render_markdown
+from private_rlhf.privacy.guarantee import guarantee
+from private_rlhf.privacy.keys import Lock, PrivacyKey, insecure_seed_key, keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan
+from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.person import person_epsilon
 from support.ledger_releases import Event, events_of, merge, plan, release
 
@@ -341,15 +345,31 @@ def test_noisy_counts_add_to_the_maximum_of_the_labels(key: PrivacyKey) -> None:
     assert ledger.verify() == []
 
 
-def test_a_noisy_sum_adds_and_older_programs_refuse_its_ledger(key: PrivacyKey, monkeypatch: Any) -> None:
+def test_a_noisy_sum_of_an_earlier_version_adds_and_older_programs_refuse_its_ledger(
+    key: PrivacyKey, monkeypatch: Any
+) -> None:
     ledger, events = Ledger.open(key), events_of("ann", 5)
     release(ledger, events, 1.0)
-    ledger.reserve(ReleasePlan("s", 0.5, 5, "sum", "sum", delta=1e-6)).commit()
+    lock = Lock(key.state.folder / "ledger.lock", create=False)
+    assert lock.acquire(0.0)
+    book = ledger._file.read()
+    book.entries.append({"source": "s", "events": 5, "epsilon": 0.5, "status": "released", "output": None,
+                         "time": "2025-01-01T00:00:00+00:00", "released": "2025-01-01T00:00:00+00:00",
+                         "identity": "sum", "kind": "sum", "delta": 1e-6})  # fmt: skip
+    ledger._write(book, lock)
+    lock.release()
+    ledger = Ledger.open(key)
+    assert ledger.verify() == []
     facts = ledger.show()
     assert (facts["epsilon_total"], facts["delta_total"], facts["epsilon_of_counts"]) == (1.5, 1e-6, 0.0)
     assert facts["labelers"]["max_epsilon"] == 5 * 1.5
     with pytest.raises(UserError, match=r"over the budget of 1\.5 per"):
-        ledger.reserve(ReleasePlan("s", 0.5, 5, "another", "sum"), Budget(1.5, "event"))
+        ledger.reserve(ReleasePlan("s", 0.5, 5, "another", "counts"), Budget(1.5, "event"))
+    assert "s (noisy sum)" in as_text(facts)
+    manifest = {"guarantee": guarantee(RandomizedResponse(1.0), key), "rows": 5}
+    card = render_markdown(privacy_card(manifest, ledger=ledger.card_facts()))
+    assert "s: 5 events at 0.5 at delta 1e-06 (one noisy sum, on top)" in card
+    assert "| Largest total of any event under this key | 1.5 at delta 1e-06 |" in card
     monkeypatch.setattr("private_rlhf.privacy.ledger_file.READABLE", (1, 2))
     with pytest.raises(UserError, match="has format 5"):
         Ledger.open(key)

@@ -166,8 +166,7 @@ def test_a_recipe_takes_the_largest_level_as_its_epsilon() -> None:
     assert PrivatizeConfig(**levels).epsilon == 4.0
     refused: list[tuple[dict[str, Any], str]] = [
         ({"epsilon": 2.0}, "the largest"),
-        ({"trust": "holder"}, "neither"),
-        ({"person_budget": 2.0}, "neither"),
+        ({"person_budget": 2.0}, "without person_budget"),
         ({"epsilon_levels": None, "epsilon": 1.0}, "go with"),
         ({"epsilon_levels": [1.0]}, "two or more"),
     ]

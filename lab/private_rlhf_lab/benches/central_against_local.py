@@ -2,7 +2,7 @@
 
 Bradley–Terry labels of a linear reward on 32 Gaussian features (--features); 1,000 prompts of 16 answers are asked
 about, J of the Gibbs policy is measured on 200 others of 64. On the same pairs and labels: randomised response and the
-private MLE (ridge by evidence); the noisy statistic of `reward_models.central` at (ε, 1e-6) and at pure ε (ridge by
+private MLE (ridge by evidence); the noisy statistic of `league.noisy_sum_fit` at (ε, 1e-6) and at pure ε (ridge by
 its evidence, the same prior). Paired over seeds; intervals are Student's t. The noise comes from the seeds: a
 simulation.
 

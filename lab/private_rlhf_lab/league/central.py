@@ -1,6 +1,6 @@
 """Arms that trust one party with the true labels: central label-DP at (ε, δ), δ = 1e-6. A simulation, not a release.
 
-central: the shipped way, `reward_models.central`: the sum of the features of preferred answers with discrete Gaussian
+central: `noisy_sum_fit`: the sum of the features of preferred answers with discrete Gaussian
 noise, and everything after it post-processing; here the noise follows from the seed. "pure" has δ = 0, "pessimism"
 takes Γ off (κ = 1). clusters: what DPPrefSyn (arXiv 2605.30808) does for rewards, on public prompts: prompts in five
 clusters (k-means of their mean features), a reward each from its own labels.
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from private_rlhf.privacy.counts import Bits
 from private_rlhf.privacy.prf import Prf
-from private_rlhf.reward_models.central import fit_statistic, release_statistic
 from scipy.cluster.vq import kmeans2, vq
 
 from private_rlhf_lab.league.arms import Arm, Fit, Outcome, gibbs
 from private_rlhf_lab.league.beds import Bed, Labels
+from private_rlhf_lab.league.noisy_sum_fit import fit_statistic, release_statistic
 
 DELTA = 1e-6
 CLUSTERS = 5

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from private_rlhf.accounting.conversions import zcdp_rho
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.counts import (
-    Bits,
+from private_rlhf.privacy.counts import Bits
+from private_rlhf.privacy.prf import Prf
+from private_rlhf_lab.league.noisy_sum import (
     DiscreteGaussian,
     exact_statistic,
     gaussian_for,
@@ -21,7 +22,6 @@ from private_rlhf.privacy.counts import (
     noisy_statistic,
     squared_l2_sensitivity,
 )
-from private_rlhf.privacy.prf import Prf
 from scipy import stats
 
 PRF = Prf(bytes(range(32)))

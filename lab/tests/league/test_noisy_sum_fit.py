@@ -11,8 +11,8 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.counts import Bits
 from private_rlhf.privacy.prf import Prf
-from private_rlhf.reward_models.central import GRID, fit_statistic, public_rows, release_statistic
 from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf_lab.league.noisy_sum_fit import GRID, fit_statistic, public_rows, release_statistic
 
 
 def bits(number: int) -> Bits:

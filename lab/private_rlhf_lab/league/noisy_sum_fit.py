@@ -1,6 +1,6 @@
 """A linear reward under central label-DP: one noisy vector carries the labels, the fit is post-processing.
 
-The holder of the labels adds noise to s = Σ x_i over y_i = +1, x_i = φ(a) − φ(b) (`privacy.counts`). Then s̃ = m(θ) +
+The holder of the labels adds noise to s = Σ x_i over y_i = +1, x_i = φ(a) − φ(b) (`noisy_sum`). Then s̃ = m(θ) +
 noise with m(θ) = Σ σ(x_i·θ)x_i, cov(s̃) = H + v·I, H = Σ σ'(x_i·θ) x_i x_iᵀ and θ ~ N(0, I/λ). Its maximum is near that
 of the convex Σ log(1 + exp(x_i·θ)) − s̃·θ + ½θᵀΛθ, Λ = λ(I + v·H₀⁻¹), H₀ = H at θ = 0.
 docs/explanation/central-label-dp.md has the proof.
@@ -9,48 +9,31 @@ docs/explanation/central-label-dp.md has the proof.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from private_rlhf.accounting.conversions import zcdp_rho
-from private_rlhf.core import atomic
-from private_rlhf.core.documents import read_json
-from private_rlhf.privacy.counts import (
-    Bits,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    gaussian_for,
-    laplace_for,
-    noisy_statistic,
-)
-from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double
+from private_rlhf.privacy.counts import Bits
+from private_rlhf.reward_models.basis import FeatureArray, as_double
 from private_rlhf.reward_models.linear import check_labels
 from private_rlhf.reward_models.ridge import LOG_SCALE_SPREAD, MARGIN_SCALE, evidence_ridges
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from private_rlhf_lab.league.noisy_sum import gaussian_for, laplace_for, noisy_statistic
+
 GRID = 1 << 20  # steps of a row's longest norm: what rounding moves is far below the noise of one label
-FACTS, TENSORS = "statistic.json", "statistic.safetensors"
 
 
 @dataclass(frozen=True)
 class NoisyStatistic:
     """The released sum `value` s̃ (k,) float64 with noise of `variance` v in each coordinate, the public rows x (n, k)
-    float64 shortened to `clip`, and the cost (epsilon, delta); `rho` in zCDP, None at delta 0."""
+    float64 shortened to the clip."""
 
     value: Tensor
     variance: float
     x: Tensor
-    clip: float
-    epsilon: float
-    delta: float
-    rho: float | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +42,6 @@ class CentralFit:
 
     theta: Tensor
     information: Tensor
-    ridge: float
 
 
 def public_rows(difference: FeatureArray, clip: float | None = None) -> tuple[np.ndarray, float]:
@@ -88,55 +70,10 @@ def release_statistic(
     """
     rows, bound = public_rows(difference, clip)
     labels = check_labels(true_label, len(rows)).numpy().astype(np.int64)
-    noise = noise_for(rows, epsilon, delta)
-    return from_integers(noisy_statistic(rows, labels, noise, bits), rows, noise, bound, epsilon, delta)
-
-
-def noise_for(rows: np.ndarray, epsilon: float, delta: float) -> DiscreteGaussian | DiscreteLaplace:
-    """The law at which the sum of the rows (n, k) is (epsilon, delta)-DP."""
-    return gaussian_for(rows, Fraction(zcdp_rho(epsilon, delta))) if delta else laplace_for(rows, epsilon)
-
-
-def from_integers(
-    value: Sequence[int],
-    rows: np.ndarray,
-    noise: DiscreteGaussian | DiscreteLaplace,
-    clip: float,
-    epsilon: float,
-    delta: float,
-) -> NoisyStatistic:
-    """The released sum of integer rows (n, k) in the unit of the features. clip: of `public_rows`."""
-    step = clip / GRID
+    noise = gaussian_for(rows, Fraction(zcdp_rho(epsilon, delta))) if delta else laplace_for(rows, epsilon)
+    value, step = noisy_statistic(rows, labels, noise, bits), bound / GRID
     released = torch.tensor([float(entry) for entry in value], dtype=torch.float64) * step
-    x, variance = torch.from_numpy(rows).double() * step, float(noise.variance) * step**2
-    return NoisyStatistic(released, variance, x, clip, epsilon, delta, zcdp_rho(epsilon, delta) if delta else None)
-
-
-def save_statistic(folder: Path, statistic: NoisyStatistic, basis: FeatureBasis, facts: Mapping[str, Any]) -> None:
-    """Write statistic.safetensors (s̃, x on its grid, the basis) and statistic.json (`facts`, x, noise) in one step."""
-    step = statistic.clip / GRID
-    tensors = {"value": statistic.value, "rows": (statistic.x / step).round().int(), "basis": basis.matrix}
-    names = ("epsilon", "delta", "rho", "clip", "variance")
-    record = {**facts, "pairs": len(statistic.x), "grid": GRID, **{name: getattr(statistic, name) for name in names}}
-    with atomic.new_folder(folder) as new:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
-        atomic.write_json(new / FACTS, record)
-
-
-def load_statistic(folder: Path) -> tuple[NoisyStatistic, FeatureBasis]:
-    """The inverse of `save_statistic`. ValueError: the files are missing, damaged, or do not fit together."""
-    try:
-        record, tensors = read_json(folder / FACTS), load_file(folder / TENSORS)
-        value, rows, basis = (tensors[name] for name in ("value", "rows", "basis"))
-        x = rows.double() * (float(record["clip"]) / GRID)
-        law = {name: float(record[name]) for name in ("variance", "clip", "epsilon", "delta")}
-        rho = None if record["rho"] is None else float(record["rho"])
-        fits = record["grid"] == GRID and len(value) == x.shape[1] == basis.shape[1] and law["variance"] > 0.0
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{folder} does not hold a whole noisy sum ({type(error).__name__})") from None
-    if not fits or not bool(value.isfinite().all()):
-        raise ValueError(f"{folder} must hold a noisy sum whose parts fit: run the stage again (--from statistic)")
-    return NoisyStatistic(value=value, x=x, rho=rho, **law), FeatureBasis(basis)
+    return NoisyStatistic(released, float(noise.variance) * step**2, torch.from_numpy(rows).double() * step)
 
 
 def fit_statistic(statistic: NoisyStatistic, ridge: float | None = None) -> CentralFit:
@@ -151,7 +88,7 @@ def fit_statistic(statistic: NoisyStatistic, ridge: float | None = None) -> Cent
     slope = _curvature(x, theta)
     eye = torch.eye(len(theta), dtype=torch.float64)
     information = slope @ torch.linalg.solve(slope + noise * eye, slope) + ridge * eye
-    return CentralFit(theta, 0.5 * (information + information.T), ridge)
+    return CentralFit(theta, 0.5 * (information + information.T))
 
 
 def _likeliest_ridge(values: Tensor, gap: Tensor, noise: float, count: int) -> float:
