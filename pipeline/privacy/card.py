@@ -206,7 +206,7 @@ def alpha_text(card: Mapping[str, Any]) -> str:
 
 def at_delta(delta: float | None) -> str:
     """Suffix of an ε that holds only up to the δ of earlier versions' noisy sums; empty without."""
-    return "" if delta is None else f" at delta {delta:g}"
+    return f" at delta {delta:g}" if delta else ""
 
 
 def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
@@ -219,7 +219,7 @@ def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
         f"{at_delta(each.get('delta'))}{ON_TOP.get(each.get('kind'), '')}"
         for each in card["releases"]
     ]
-    total = f"{card['epsilon_total_per_event']:g}{at_delta(card['delta_total'] or None)}"
+    total = f"{card['epsilon_total_per_event']:g}{at_delta(card['delta_total'])}"
     return {
         "Largest total of any event under this key": total,
         "Releases under this key": "; ".join(releases),

@@ -110,8 +110,7 @@ def run(context: StageContext) -> dict[str, Any]:
     ridge_judged = settings.mode != "head" and settings.refit_ridge is None
     imitated = recipe.data.demonstrations == "release_preferred"  # the backbone has seen what their labels prefer
     check["validation_after_selection"] = ridge_judged or result.early_stopping is not None or imitated
-    size = (settings.loss, fit.ridge, len(training))
-    metadata = describe_model(recipe, release.manifest, noise, backbone, *size)
+    metadata = describe_model(recipe, release.manifest, noise, backbone, fit.ridge, len(training))
     facts = describe(metadata, check | more, selection, result, dropped)
     if accelerator.is_main_process:
         text = reward_text(f"{len(training)} released pairs", held_out_text(check), result.model, metadata.reward_bound)
@@ -132,15 +131,14 @@ def describe_model(
     manifest: ReleaseManifest,
     noise: LabelNoise | LevelledNoise,
     backbone: Any,
-    loss: str,
     ridge: float,
     num_pairs: int,
 ) -> RewardMetadata:
-    """The metadata of a reward model fitted to `num_pairs` labels by a `loss` of `RewardMetadata`."""
+    """The metadata of a reward model fitted to `num_pairs` labels."""
     settings = recipe.reward
     return RewardMetadata(
         noise=noise,
-        loss=loss,
+        loss=settings.loss,
         reward_bound=settings.reward_bound,
         ridge=ridge,
         n_pairs=num_pairs,
