@@ -86,7 +86,7 @@ def check_reward_verdict(run: RunDir) -> None:
         raise RunStopped(
             f"the reward in {run.root} may be a coin: its held-out debiased accuracy is {verdict.stated}, and "
             f"{verdict.advice}; no policy was trained on it: bring more labels, raise privatize.epsilon, or go on with "
-            "--accept-reward"
+            "--accept-reward (reward.accept_coin=true)"
         )
 
 
