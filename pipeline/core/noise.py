@@ -209,8 +209,10 @@ OUTSIDE = "an end of 0 or 1 is clipped: the noise of the labels is subtracted, a
 
 
 def outside(*shares: Mapping[str, Any] | None) -> str:
-    """`OUTSIDE` where an estimate {"value", "ci_low", "ci_high"}, or an end of its interval, is no share; else ""."""
-    numbers = [share.get(name) for share in shares if share for name in ("value", "ci_low", "ci_high")]
+    """`OUTSIDE` where a shown estimate {"value", "ci_low", "ci_high"}, or an end of its interval, is no share; else "".
+    """
+    seen = [share for share in shares if share and not withheld(share)]
+    numbers = [share.get(name) for share in seen for name in ("value", "ci_low", "ci_high")]
     return OUTSIDE if any(number is not None and not 0 <= number <= 1 for number in numbers) else ""
 
 
@@ -220,8 +222,26 @@ def clipped(share: Mapping[str, Any]) -> dict[str, Any]:
     return {**share, **{name: min(1.0, max(0.0, end)) for name, end in ends.items() if end is not None}}
 
 
+WIDEST, FEWEST = 0.25, 12
+"""Half-width of a 95 % interval above which a share is withheld: around 1/2 it holds all from 1/4 to 3/4. Wilson's has
+it from 12 units on; noise subtracted from labels asks for more."""
+
+
+def units_needed(share: Mapping[str, Any]) -> int:
+    """The number of labels or prompts below which a share is withheld. Widths shrink with the root of that number."""
+    return max(FEWEST, math.ceil(share["n"] * ((share["ci_high"] - share["ci_low"]) / (2 * WIDEST)) ** 2))
+
+
+def withheld(share: Mapping[str, Any]) -> str:
+    """What stands in place of a share that rests on too few labels or prompts; else ""."""
+    needed = units_needed(share)
+    return f"withheld: {share['n']} of at least {needed}" if share["n"] < needed else ""
+
+
 def share_text(share: Mapping[str, Any]) -> str:
     """An estimate with its interval, clipped, and explained where it is: 1.000 [0.902, 1.000] (an end of …)."""
+    if text := withheld(share):
+        return text
     why, share = outside(share), clipped(share)
     return f"{share['value']:.3f} [{share['ci_low']:.3f}, {share['ci_high']:.3f}]" + (f" ({why})" if why else "")
 

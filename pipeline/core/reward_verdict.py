@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from private_rlhf.core.noise import LabelNoise, share_text
+from private_rlhf.core.noise import LabelNoise, share_text, units_needed, withheld
 from private_rlhf.core.noise_levels import LevelledNoise, mean_factor, noise_from_json
 
 Z = NormalDist().inv_cdf(0.975)
@@ -19,14 +19,12 @@ MOST_LABELS = 10_000_000
 @dataclass(frozen=True)
 class RewardVerdict:
     """Attributes:
-    accuracy, low, high: on held-out labels, debiased to true labels, with its 95 % interval (unclipped).
+    estimate: the accuracy on held-out labels, debiased to true labels, with its 95 % interval (unclipped) and n.
     noise: of the labels.
     share: of the labels that were held out, in (0, 1).
     """
 
-    accuracy: float
-    low: float
-    high: float
+    estimate: Mapping[str, Any]
     noise: LabelNoise | LevelledNoise
     share: float
 
@@ -37,12 +35,12 @@ class RewardVerdict:
         if not stated:
             return None
         share = stated["n"] / (stated["n"] + fit["num_pairs"])
-        return cls(stated["value"], stated["ci_low"], stated["ci_high"], noise_from_json(fit), share)
+        return cls(stated, noise_from_json(fit), share)
 
     @property
     def is_coin(self) -> bool:
         """True if the interval contains 1/2 or lies below it."""
-        return not self.low > 0.5
+        return not self.estimate["ci_low"] > 0.5
 
     def labels_needed(self, accuracy: float) -> float:
         """Number of labels, held-out ones included, above which Wilson's interval excludes 1/2 at an accuracy > 1/2.
@@ -54,20 +52,21 @@ class RewardVerdict:
 
     @property
     def stated(self) -> str:
-        """The accuracy and its interval, explained where it is no share."""
-        return share_text({"value": self.accuracy, "ci_low": self.low, "ci_high": self.high})
+        """The accuracy and its interval, explained where it is no share, or why it is withheld."""
+        return share_text(self.estimate)
 
     @property
     def advice(self) -> str:
-        """The number of labels that would exclude 1/2 if the accuracy stayed, in words."""
-        if self.high <= 0.5:
-            return "more labels do not help an accuracy below 0.5"
-        supposed, whose = (self.accuracy, "that accuracy") if self.accuracy > 0.5 else (self.high, "the interval's end")
-        needed = self.labels_needed(supposed)
-        count = f"about {math.ceil(needed):,}" if needed <= MOST_LABELS else f"more than {MOST_LABELS:,}"
+        """The number of labels that would show the accuracy, or that would exclude 1/2 if it stayed, in words."""
+        accuracy, high = self.estimate["value"], self.estimate["ci_high"]
         epsilon = "public labels" if self.noise.public else f"labels at epsilon {self.noise.epsilon:g}"
         epsilon = "labels at this mix of epsilons" if isinstance(self.noise, LevelledNoise) else epsilon
-        return f"at {whose} {count.replace(',', ' ')} {epsilon} would exclude 0.5"
+        if withheld(self.estimate):
+            return f"{_count(units_needed(self.estimate) / self.share)} {epsilon} would show it"
+        if high <= 0.5:
+            return "more labels do not help an accuracy below 0.5"
+        supposed, whose = (accuracy, "that accuracy") if accuracy > 0.5 else (high, "the interval's end")
+        return f"at {whose} {_count(self.labels_needed(supposed))} {epsilon} would exclude 0.5"
 
     def sentence(self, aligner: str | None) -> str:
         """One sentence for the page. aligner: what trained a policy on the reward, if anything did."""
@@ -78,3 +77,8 @@ class RewardVerdict:
             f"The reward cannot be told from a coin: its accuracy on held-out labels, debiased, is {self.stated}, and "
             f"{self.advice}{trained}."
         )
+
+
+def _count(labels: float) -> str:
+    count = f"about {math.ceil(labels):,}" if labels <= MOST_LABELS else f"more than {MOST_LABELS:,}"
+    return count.replace(",", " ")

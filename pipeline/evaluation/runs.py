@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import is_public
+from private_rlhf.core.noise import FEWEST, is_public, withheld
 from private_rlhf.core.stats import Estimate, holm, paired_p, student_mean, win_rate
 from private_rlhf.evaluation.judges import by_order
 from private_rlhf.evaluation.rates import beats, decided_win_rate, length_controlled
 
-FEWEST = 10
 MEASURES = {
     "win rate": ("win", ("judge", "sampling")),
     "J": ("objective_gain", ("kl_coef", "truth", "sampling")),
@@ -105,7 +104,7 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
             )
             rates = [win_rate(won, half), length_controlled(won, longer[has_outcome]), decided_win_rate(verdicts)]
         means = [mean(run.column(prompts, key)) for key in ("objective_gain", "kl", "true_reward")]
-        cells = " | ".join(shown(estimate) for estimate in (*rates, *means))
+        cells = " | ".join([*map(shown_share, rates), *map(shown, means)])
         yield f"| {run.name} | {run.aligner}, {epsilon}, {run.seed} | {cells} |"
     yield ""
     yield f"Against {runs[0].name}, prompt by prompt; Holm over all these differences at 5 %. Only prompts vary here:"
@@ -156,3 +155,8 @@ def mean(values: Column) -> Estimate | None:
 def shown(estimate: Estimate | None) -> str:
     """A cell."""
     return "–" if estimate is None else f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}]"
+
+
+def shown_share(share: Estimate | None) -> str:
+    """A cell, which says so where the share rests on too few prompts."""
+    return (withheld(share.as_dict()) if share else "") or shown(share)

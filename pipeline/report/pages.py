@@ -16,7 +16,7 @@ from private_rlhf.report import plots, sections
 from private_rlhf.report.plots import GIBBS, INK, OTHER, POLICY
 from private_rlhf.report.run_card import card_rows
 from private_rlhf.report.run_facts import REFERENCE, RunFacts
-from private_rlhf.report.sections import UNKNOWN, number, usable
+from private_rlhf.report.sections import UNKNOWN, drawable, number
 
 Figure = dict[str, Any]
 """{"title", "note", "svg"}: one picture with its caption."""
@@ -108,7 +108,7 @@ def win_rate_figures(facts: RunFacts) -> list[Figure]:
     for key, title in sections.WIN_RATES:
         likelihood = key.startswith("likelihood_win_rate")
         rows = [(method, sections.label_of(method, result), result.get(key)) for method, result in facts.methods.items()
-                if usable(result.get(key)) and (likelihood or method != REFERENCE)]  # fmt: skip
+                if likelihood or method != REFERENCE]  # fmt: skip
         baseline = facts.evaluation.get("longer_answer_baseline") if key == "likelihood_win_rate" else None
         note = "Pairs whose preferred answer is the likelier one." if likelihood else "Against π_ref; the line is 50 %."
         note = " ".join([note, *([sections.longer_answer(facts)] if baseline else [])])
@@ -143,7 +143,8 @@ def online_figures(facts: RunFacts) -> list[Figure]:
     """By answers given: accuracy, J and regret beside other ways of asking, and which pairs were asked."""
     report = facts.manifests.get("online", {}).get("report", {})
     checks = [row["held_out_accuracy_debiased"] for row in report.get("history", [])]
-    rounds = [{**row, "accuracy": row["held_out_accuracy_debiased"]["value"]} for row in report.get("history", [])]
+    rounds = [row | ({"accuracy": check["value"]} if drawable(check := row["held_out_accuracy_debiased"]) else {})
+              for row in report.get("history", [])]  # fmt: skip
     for arm, rows in (report.get("arms") or {}).items():
         rounds += [{"labels": row["labels"]} | {f"{arm}_{key}": row[key] for key in row} for row in rows]
 
@@ -178,9 +179,11 @@ def _unclipped(note: str, *shares: dict[str, Any]) -> str:
 def reward_figures(facts: RunFacts) -> list[Figure]:
     """Calibration, coverage and ridge path, where the run gives them."""
     fit = facts.reward_fit
-    bins = [{**row, "value": row.get("observed")} for row in fit.get("calibration") or []]
+    every = [{**row, "value": row.get("observed")} for row in fit.get("calibration") or []]
+    bins = [row for row in every if drawable(row)]
+    note = f"On held-out private labels. {len(bins)} of {len(every)} groups have enough of them to be shown."
     return _drawn(
-        ("Calibration", plots.calibration("calibration", bins), _unclipped("On held-out private labels.", *bins)),
+        ("Calibration", plots.calibration("calibration", bins), _unclipped(note, *bins)),
         ("Coverage of r*", plots.coverage("coverage", facts.evaluation.get("coverage") or []),
          "Centred at π_ref. Dashed: a normal error of standard deviation Γ; κ = 1 is the default."),
         ("Choice of the ridge", plots.ridge_path("ridge", fit.get("ridge_path") or [], fit.get("ridge")),

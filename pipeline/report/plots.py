@@ -16,9 +16,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from private_rlhf.core.noise import clipped
 from private_rlhf.report.run_facts import GIBBS as GIBBS_METHOD
 from private_rlhf.report.run_facts import REFERENCE as REFERENCE_METHOD
-from private_rlhf.report.sections import duration, known, label_of, number, percent, significant, usable
+from private_rlhf.report.sections import drawable, duration, known, label_of, number, percent, significant
 
 History = Sequence[dict[str, Any]]
 Series = tuple[str, str, str]
@@ -39,24 +40,23 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
     name: unique on the page. rows: (method, label, {"value", "ci_low", "ci_high", "n"}), from top to bottom. baseline:
     the longer-answer rule on the same pairs; a dashed line.
     """
-    rows = [row for row in rows if usable(row[2])]
+    rows = [row for row in rows if drawable(row[2])]
     if not rows:
         return None
 
     def paint(axes: Axes) -> None:
         for place, (method, _, estimate) in enumerate(rows):
-            value = estimate["value"]
-            axes.barh(place, _share(value), height=0.56, color=colour_of(method), alpha=0.85, linewidth=0)
-            low, high = _bounds(estimate)
+            value, low, high = (clipped(estimate)[name] for name in ("value", "ci_low", "ci_high"))
+            axes.barh(place, value, height=0.56, color=colour_of(method), alpha=0.85, linewidth=0)
             axes.plot([low, high], [place, place], color=INK, linewidth=1.3, solid_capstyle="butt")
             axes.plot([low, high], [place, place], "|", color=INK, markersize=6, markeredgewidth=1.3)
-            _note(axes, percent(value), (high, place), va="center", fontsize=8.5, bbox=_plate(1))
+            _note(axes, percent(estimate["value"]), (high, place), va="center", fontsize=8.5, bbox=_plate(1))
         axes.axvline(0.5, color=MUTED, linewidth=1)
-        if usable(baseline):
+        if drawable(baseline):
             axes.axvline(baseline["value"], color=OTHER, linewidth=1.2, dashes=(4, 2))
             text, style = f"longer answer {percent(baseline['value'])}", {"va": "center", "color": OTHER}
             _note(axes, text, (baseline["value"], -0.62), (3, 0), fontsize=7.5, bbox=_plate(0.5), **style)
-        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.95 if usable(baseline) else -0.5))
+        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.95 if drawable(baseline) else -0.5))
         labels = [label.replace("π_ref", _PI_REF) for _, label, _ in rows]
         axes.set_yticks(range(len(rows)), labels, color=INK, fontsize=8)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
@@ -64,9 +64,9 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
         axes.spines["left"].set_visible(False)
 
     summary = "; ".join(f"{label} {percent(estimate['value'])}" for _, label, estimate in rows)
-    if usable(baseline):
+    if drawable(baseline):
         summary += f"; longer answer: {percent(baseline['value'])}"
-    return draw(name, f"Win rates: {summary}", 0.55 + 0.34 * len(rows) + (0.16 if usable(baseline) else 0), paint)
+    return draw(name, f"Win rates: {summary}", 0.55 + 0.34 * len(rows) + (0.16 if drawable(baseline) else 0), paint)
 
 
 def curves(
@@ -267,16 +267,6 @@ def _iterations(axes: Axes, unit: str, label: str = "iteration") -> None:
     axes.set(xlabel=label, ylabel=unit)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.grid(axis="x", visible=False)
-
-
-def _bounds(estimate: dict[str, Any]) -> tuple[float, float]:
-    low, high = estimate.get("ci_low"), estimate.get("ci_high")
-    return _share(low if known(low) else estimate["value"]), _share(high if known(high) else estimate["value"])
-
-
-def _share(value: float) -> float:
-    """Debiased estimates may leave [0, 1]; what is drawn does not."""
-    return min(1.0, max(0.0, value))
 
 
 def _gibbs_line(axes: Axes, line: Sequence[tuple[float, float, Any]], wide: float, high: float) -> None:

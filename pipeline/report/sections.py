@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from private_rlhf.core.noise import clipped, outside
+from private_rlhf.core.noise import clipped, outside, share_text, withheld
 from private_rlhf.core.noise_levels import levels_text
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
@@ -109,6 +109,11 @@ def usable(estimate: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(estimate, dict) and known(estimate.get("value"))
 
 
+def drawable(share: Any) -> TypeGuard[dict[str, Any]]:
+    """True for a share that is known and not withheld."""
+    return usable(share) and not withheld(share)
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -149,10 +154,12 @@ def _win_sentence(result: dict[str, Any]) -> str:
     if main is None:
         return "was not compared with π_ref by any judge"
     key, estimate = main
+    if why := withheld(estimate):
+        return f"cannot be judged, its win rate is {why} {_JUDGES[key]}"
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
     count = f"n{SPACE}={SPACE}{estimate.get('n', '?')} {_JUDGES[key]}"
     rate = f"{percent(estimate['value'])} of the time (95\u00a0% interval {percent_interval(estimate)}; {count})"
-    if key != CONTROLLED and usable(controlled := result.get(CONTROLLED)):
+    if key != CONTROLLED and drawable(controlled := result.get(CONTROLLED)):
         rate += f", {percent(controlled['value'])} at equal length ({percent_interval(controlled)})"
     if known(low) and low > 0.5:
         return f"beats π_ref {rate}"
@@ -208,9 +215,9 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     result = facts.methods.get(facts.policy or "", {})
     shown = []
     if main := main_win_rate(result):
-        shown.append(("win rate against π_ref", percent(main[1]["value"]), percent_interval(main[1])))
-        if main[0] != CONTROLLED and usable(controlled := result.get(CONTROLLED)):
-            shown.append(("win rate at equal length", percent(controlled["value"]), percent_interval(controlled)))
+        shown.append(("win rate against π_ref", *_share(main[0], 0)(result)))
+        if main[0] != CONTROLLED and usable(result.get(CONTROLLED)):
+            shown.append(("win rate at equal length", *_share(CONTROLLED, 0)(result)))
     if usable(result.get("objective_gain")):
         shown.append(("gain in J", *_gain(result)))
     if known(result.get("kl")):
@@ -246,14 +253,15 @@ def methods_table(facts: RunFacts) -> tuple[list[str], list[tuple[str, list[Cell
     return [label_of(name, result) for name, result in methods.items()], filled
 
 
-def _share(key: str) -> Callable[[dict[str, Any]], Cell]:
+def _share(key: str, digits: int = 1) -> Callable[[dict[str, Any]], Cell]:
     def cell(result: dict[str, Any]) -> Cell:
         estimate = result.get(key)
         if not usable(estimate):
             return "", ""
+        if why := withheld(estimate):
+            return UNKNOWN, why
         estimate = clipped(estimate)
-        n = f", n{SPACE}={SPACE}{estimate['n']}" if known(estimate.get("n")) else ""
-        return percent(estimate["value"], 1), f"{percent_interval(estimate)}{n}"
+        return percent(estimate["value"], digits), f"{percent_interval(estimate)}, n{SPACE}={SPACE}{estimate['n']}"
 
     return cell
 
@@ -310,9 +318,7 @@ def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _fit_fact(key: str, value: Any) -> str:
-    text = _fact(key, value)
-    why = outside(value) if key == "validation_accuracy_debiased" else ""
-    return f"{_fact(key, clipped(value))} ({why})" if why else text
+    return share_text(value) if key.startswith("validation_accuracy") and usable(value) else _fact(key, value)
 
 
 def _fact(key: str, value: Any) -> str:
@@ -332,9 +338,8 @@ def longer_answer(facts: RunFacts) -> str:
     baseline = facts.evaluation.get("longer_answer_baseline")
     if not usable(baseline):
         return ""
-    baseline = clipped(baseline)
-    right = f"{percent(baseline['value'], 1)} ({percent_interval(baseline)})"
-    return f'"The longer answer wins" is right on {right} of the likelihood pairs.'
+    right, bounds = _share("")({"": baseline})
+    return f'"The longer answer wins" is right on {right} ({bounds}) of the likelihood pairs.'
 
 
 def unclipped(facts: RunFacts) -> str:
@@ -363,10 +368,10 @@ def yardstick(facts: RunFacts) -> str:
     share = facts.evaluation.get("ppo_over_gibbs")
     if not usable(share):
         return ""
-    if known(share.get("ci_low")) and known(share.get("ci_high")) and share["ci_high"] - share["ci_low"] > 2:
+    if share["ci_high"] - share["ci_low"] > 2:
         return f"Gibbs resampling gains too little in J here for {facts.aligner}'s share of it to mean anything."
-    bounds = interval(100 * share["ci_low"], 100 * share["ci_high"], 0) if known(share.get("ci_low")) else ""
-    reached = f"{percent(share['value'])} {bounds}".strip()
+    bounds = interval(100 * share["ci_low"], 100 * share["ci_high"], 0)
+    reached = f"a share ({why})" if (why := withheld(share)) else f"{percent(share['value'])} {bounds}"
     return f"{facts.aligner} reaches {reached} of the gain in J that Gibbs resampling reaches with the same reward."
 
 
@@ -377,12 +382,9 @@ def stage_seconds(facts: RunFacts) -> dict[str, float]:
 
 def ppo_seconds(facts: RunFacts) -> dict[str, float]:
     """Seconds PPO spent generating, scoring and updating, over all iterations."""
-    parts = dict.fromkeys(("generate", "score", "update"), 0.0)
-    for row in facts.ppo_history:
-        for part in parts:
-            spent = (row.get("seconds") or {}).get(part)
-            parts[part] += spent if known(spent) else 0.0
-    return parts if sum(parts.values()) > 0 else {}
+    rows = [row.get("seconds") or {} for row in facts.ppo_history]
+    parts = {part: sum(_column(rows, part)) for part in ("generate", "score", "update")}
+    return parts if any(parts.values()) else {}
 
 
 def time_sentence(facts: RunFacts) -> str:

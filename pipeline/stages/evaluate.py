@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from accelerate.utils import gather_object
 from private_rlhf.core import atomic
-from private_rlhf.core.noise import LabelNoise, is_public
+from private_rlhf.core.noise import LabelNoise, is_public, share_text, withheld
 from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.stats import Estimate
 from private_rlhf.data import inputs
@@ -256,8 +256,9 @@ def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
     notes = []
     for judge, name in (("rm", "the reward model"), ("judge", "the outside judge")):
         if agreement := metrics.get(f"agreement_{judge}"):
-            notes.append(f"{name} prefers the truly better answer of a pair in {Estimate(**agreement)} of them")
-    if best is not None:
+            share = withheld(agreement) or Estimate(**agreement)
+            notes.append(f"{name} prefers the truly better answer of a pair in {share} of them")
+    if best is not None and not withheld(best.as_dict()):
         notes.append(f"r̄ finds the truly best of four answers of π_ref in {best} of fours, by chance .25")
     return notes
 
@@ -315,11 +316,10 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
     """The stage's one line."""
     rates = {judge: metrics.get(f"generation_win_rate_{name}") for name, judge in JUDGES.items()}
     judge, rate = next((judge, rate) for judge, rate in rates.items() if rate)
-    interval = f"{rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}]"
-    line = f"win rate vs π_ref by {judge} {interval}, KL {metrics['kl']:.2f} nats"
+    line = f"win rate vs π_ref by {judge} {share_text(rate)}, KL {metrics['kl']:.2f} nats"
     if gain := metrics["objective_gain"]:
         line += f", J gain {gain['value']:+.2f} [{gain['ci_low']:.2f}, {gain['ci_high']:.2f}]"
-    return line + (f", {100 * ratio.value:.0f} % of Gibbs" if ratio else "")
+    return line + (f", {withheld(ratio.as_dict()) or f'{100 * ratio.value:.0f} %'} of Gibbs" if ratio else "")
 
 
 def shown_samples(results: list[PromptResult], summary: Summary, recipe: Recipe) -> list[dict[str, Any]]:

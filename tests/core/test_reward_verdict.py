@@ -54,6 +54,15 @@ def test_the_words_follow_the_accuracy() -> None:
     assert "public labels would exclude" in verdict(0.55, 100, math.inf).advice
 
 
+def test_an_accuracy_on_few_labels_is_withheld() -> None:
+    """At ε = 2 twenty labels leave an interval wider than half; where enough would be held out is said."""
+    few = verdict(0.6, 20, 2.0)
+    assert few.stated == "withheld: 20 of at least 22"
+    assert few.advice == "about 1 012 labels at epsilon 2 would show it"
+    assert "0.6" not in few.sentence("PPO")
+    assert verdict(0.6, 22, 2.0).stated.startswith("0.63")
+
+
 def test_the_page_says_what_was_trained_on_a_coin() -> None:
     said = verdict(0.5, 100, 2.0).sentence("PPO")
     assert said.endswith("; PPO trained the policy on it all the same (--accept-reward).")

@@ -57,6 +57,18 @@ def test_each_run_has_a_row_with_its_rates_j_kl_and_true_reward() -> None:
     assert row[-1] == "4.000 [4.000, 4.000]"
 
 
+def test_a_rate_on_few_judged_prompts_is_withheld() -> None:
+    """Eleven of 120 have a verdict: all three rates go, the means stay."""
+    run = a_run("one", 0.0, 1)
+    for prompt in list(run.rows)[11:]:
+        run.rows[prompt]["win"] = None
+    lines = page([run, a_run("other", 0.3, 2)], list(run.rows))
+    (row,) = (line.strip("| ").split(" | ") for line in lines if line.startswith("| one |"))
+    assert row[2] == "withheld: 11 of at least 12"
+    assert all(cell.startswith("withheld: 11 of at least ") for cell in row[3:5] if cell != "–")
+    assert row[-2].startswith("0.50")
+
+
 def test_what_no_run_knows_is_left_out() -> None:
     runs = [a_run("one", 0.0, 1, known=False), a_run("other", 0.5, 2, known=False)]
     measures = {what for _, what, _, _ in differences(runs, list(runs[0].rows))}

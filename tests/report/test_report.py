@@ -16,7 +16,7 @@ from private_rlhf.core.noise import OUTSIDE
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import ModelConfig, PrivatizeConfig, Recipe
-from private_rlhf.report.pages import render_html, render_markdown, reward_figures
+from private_rlhf.report.pages import render_html, render_markdown, reward_figures, win_rate_figures
 from private_rlhf.report.run_card import privacy_status, run_card
 from private_rlhf.report.run_facts import read_run
 from private_rlhf.stages import report
@@ -362,17 +362,40 @@ def test_rates_that_are_no_shares_are_explained_where_they_are_printed(make_run:
     facts = read_run(run, STAGES)
     status = privacy_status(facts)
     assert OUTSIDE not in render_markdown(facts, status, run_card(facts, status)).lower()
-    outside = {"value": 1.157, "ci_low": 0.902, "ci_high": 1.412, "n": 40}
+    outside = {"value": 1.157, "ci_low": 0.912, "ci_high": 1.402, "n": 40}
     below = {"value": -0.074, "ci_low": -0.31, "ci_high": 0.16, "n": 40}
     fit = facts.reward_fit | {"validation_accuracy_debiased": outside}
     facts = replace(facts, reward_fit=fit, evaluation=facts.evaluation | {"longer_answer_baseline": below})
     page = render_markdown(facts, status, run_card(facts, status))
-    assert "1.000 [0.902, 1.000] (an end of 0 or 1 is clipped" in page
-    assert '"The longer answer wins" is right on 0.0\u00a0% (0–16\u00a0%) of the likelihood pairs.' in page
+    assert "1.000 [0.912, 1.000] (an end of 0 or 1 is clipped" in page
+    right = "is right on 0.0\u00a0% (0–16\u00a0%, n\u00a0=\u00a040) of the likelihood pairs."
+    assert f'"The longer answer wins" {right}' in page
     assert "- An end of 0 or 1 is clipped" in page
     html = render_html(facts, status, run_card(facts, status))
-    assert "1.000 [0.902, 1.000] (an end of 0 or 1" in html
-    assert "0.0\u00a0% (0–16\u00a0%)" in html
-    wide = [{"predicted": 0.9, "observed": 1.02, "ci_low": 0.8, "ci_high": 1.24, "n": 9}]
+    assert "1.000 [0.912, 1.000] (an end of 0 or 1" in html
+    assert "0.0\u00a0% (0–16\u00a0%, n\u00a0=\u00a040)" in html
+    wide = [{"predicted": 0.9, "observed": 1.02, "ci_low": 0.8, "ci_high": 1.24, "n": 20}]
     (figure, *_) = reward_figures(replace(facts, reward_fit={"calibration": wide}))
     assert OUTSIDE in figure["note"].lower()
+
+
+def test_shares_on_few_labels_or_prompts_are_withheld_wherever_they_stand(make_run: MakeRun) -> None:
+    """Headline, tiles, table, fit, yardstick, sentences and drawings of a run whose shares all are 0.77 on 11."""
+    facts = read_run(make_run(), STAGES)
+    few = {"value": 0.77, "ci_low": 0.75, "ci_high": 0.79, "n": 11}
+    methods = {
+        method: {key: few if isinstance(value, dict) else value for key, value in result.items()}
+        | {"objective_gain": result["objective_gain"]}
+        for method, result in facts.methods.items()
+    }
+    shares = {"methods": methods, "ppo_over_gibbs": few, "longer_answer_baseline": few, "judge_notes": []}
+    bins = [few | {"predicted": 0.7, "observed": 0.77}]
+    fit = facts.reward_fit | {"validation_accuracy_debiased": few, "calibration": bins}
+    facts = replace(facts, reward_fit=fit, evaluation=facts.evaluation | shares)
+    status = privacy_status(facts)
+    card = run_card(facts, status)
+    for text in (render_markdown(facts, status, card), render_html(facts, status, card)):
+        assert "77" not in re.sub(r"<svg.*?</svg>|\b[0-9a-f]{16,}\b", "", text, flags=re.DOTALL)
+        assert text.count("withheld: 11 of at least 12") >= 9
+    assert [figure["title"] for figure in reward_figures(facts)] == ["Choice of the ridge"]
+    assert win_rate_figures(facts) == []
