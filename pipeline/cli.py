@@ -115,13 +115,19 @@ def run(
     directory = RunDir(run_dir or Path("runs") / recipe.name)
     selection = runner.Selection(start=start, only=only)
     if dry_run:
+        from private_rlhf.commands.costs import NOTE, stage_costs
+
         recipe = runner.resolved(recipe, directory, declared_world())
         lines = runner.check(recipe, directory, selection, planned)
         if any(line.runs and line.stage.releases for line in lines):
             print_lines(*head_lines(recipe))
         print_lines(f"recipe {recipe.name} in {directory.root}")
+        costs = stage_costs(recipe, directory, [line.stage.name for line in lines if line.runs], planned)
         for line in lines:
-            print_lines(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
+            cost = f"; {costs[line.stage.name]}" if line.runs else ""
+            print_lines(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}{cost}")
+        if costs:
+            print_lines(NOTE)
         return
     options = ["--config", str(config), "--run-dir", str(directory.root), *(overrides or [])]
     launcher = Launcher(processes, [*options, *(["--data", data] if data is not None else [])])

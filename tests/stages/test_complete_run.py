@@ -163,11 +163,13 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert all(line == "skip: up to date" for line in plan_of(capsys, workspace, run).values())
     plan = plan_of(capsys, workspace, run, "reward.kappa=0.5")
     assert [name for name, line in plan.items() if line.startswith("run")] == ["reward", "ppo", "evaluate", "report"]
-    assert "'reward' runs again" in plan["ppo"]
+    assert "'reward' runs again; up to " in plan["ppo"]
+    seconds = read_json(run / "ppo" / "manifest.json")["seconds"]
+    assert plan["ppo"].endswith(f" GiB, its last run here took {seconds:.0f} s")
     plan = plan_of(capsys, workspace, run, "--from", "evaluate")
     assert plan["ppo"] == "skip: not selected"
     assert [name for name, line in plan.items() if line.startswith("run")] == ["evaluate", "report"]
-    assert list(plan_of(capsys, workspace, tmp_path / "new").values()) == ["run: not run yet"] * 6
+    assert all(line.startswith("run: not run yet; ") for line in plan_of(capsys, workspace, tmp_path / "new").values())
     assert tree(tmp_path) == before
 
 
