@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A recipe over a grid of epsilons and seeds, into runs/NAME-epsE-seedS, and a page that compares them with the first.
+# A recipe over a grid of epsilons and seeds, into runs/NAME-epsE-seedS, and a page that compares them with the first,
+# runs/NAME-sweep.md, with its figure of J gain and win rate by epsilon, runs/NAME-sweep.svg.
 # Finished runs are skipped, so a sweep can be stopped and started again.
 #
 #   launch/sweep_epsilon.sh CONFIG [section.key=value …]
@@ -38,5 +39,5 @@ for epsilon in "${epsilons[@]}"; do
     done
 done
 if [[ ${#run_dirs[@]} -gt 1 ]]; then
-    "$python" -m private_rlhf.cli compare "${run_dirs[@]}"
+    "$python" -m private_rlhf.cli compare --output "runs/$name-sweep.md" "${run_dirs[@]}"
 fi

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core.errors import print_lines
+from private_rlhf.core.environment import check_installed
+from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.outputs import begins_with, output_file
 
 if TYPE_CHECKING:
@@ -15,22 +16,37 @@ if TYPE_CHECKING:
 
 
 PAGE = r"# \d+ runs on \d+ held-out prompts"
+FIGURE = r'<svg [^>]*aria-label="Utility by ε'
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; the others are compared with the first.")],
-    output: Annotated[Path | None, typer.Option("--output", help="Write the page here too (Markdown).")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write the page here too (Markdown), its figure beside it (SVG).")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Put runs on one page: paired by held-out prompt, corrected for how many are compared."""
+    figure = None
     if output is not None:
+        if output.suffix == ".svg":
+            raise UserError(f"--output must be a Markdown page, got {output}: its figure is the .svg beside it")
+        check_installed("report")
         output = output_file(output, "--output", rewrites=begins_with(PAGE), inputs=runs, force=force)
+        figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), force=force)
     from private_rlhf.core import atomic
-    from private_rlhf.evaluation.runs import compare_runs
+    from private_rlhf.evaluation.runs import compare_runs, utility_by_epsilon
 
-    page = compare_runs([read_run(folder) for folder in runs])
+    finished = [read_run(folder) for folder in runs]
+    page = compare_runs(finished)
     print_lines(page)
-    if output is not None:
+    if output is not None and figure is not None:
+        from private_rlhf.report.plots import svg_file, utility_curve
+
+        if (drawing := utility_curve("utility", utility_by_epsilon(finished))) is not None:
+            atomic.write_text(figure, svg_file(drawing))
+            page += f"\n![Utility by ε, with 95 % intervals over prompts]({figure.name})\n"
+            print_lines(f"figure {figure}")
         atomic.write_page(output, page)
 
 

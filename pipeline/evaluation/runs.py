@@ -77,12 +77,28 @@ def describe_judge(judge: dict[str, Any] | None) -> str:
 
 def compare_runs(runs: Sequence[Run]) -> str:
     """The page in Markdown. UserError for fewer than two runs, or for runs with fewer than FEWEST prompts in common."""
+    return "\n".join(page(runs, common_prompts(runs))) + "\n"
+
+
+def common_prompts(runs: Sequence[Run]) -> list[str]:
+    """The prompts that all runs have. UserError as of `compare_runs`."""
     if len(runs) < 2:
         raise UserError("runs must be two or more: the first is what the others are compared with")
     prompts = [prompt for prompt in runs[0].rows if all(prompt in run.rows for run in runs)]
     if len(prompts) < FEWEST:
         raise UserError(f"runs must have {FEWEST} held-out prompts in common, got {len(prompts)}: use the same ones")
-    return "\n".join(page(runs, prompts)) + "\n"
+    return prompts
+
+
+def utility_by_epsilon(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """By run: ε, win rate and J gain; something false where one is not known, or not on the first run's terms."""
+    prompts = common_prompts(runs)
+    rows = []
+    for run in runs:
+        known = {"win rate": outcome_rate(run.column(prompts, "win")), "J": mean(run.column(prompts, "objective_gain"))}
+        same = {what: each and on_same_terms(run, runs[0], what) and each.as_dict() for what, each in known.items()}
+        rows.append({"epsilon": run.epsilon, **same})
+    return rows
 
 
 def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
@@ -95,14 +111,12 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
         epsilon = "∞" if is_public(run.epsilon) else f"{run.epsilon:g}"
         win, longer = run.column(prompts, "win"), run.column(prompts, "longer")
         has_outcome = ~np.isnan(win)
-        rates: list[Estimate | None] = [None, None, None]
+        rates = [outcome_rate(win), None, None]
         if has_outcome.any():
-            won = win[has_outcome]
-            half = np.full(len(won), 0.5)
             verdicts = np.array(
                 [run.rows[prompt]["verdicts"] for prompt, known in zip(prompts, has_outcome, strict=True) if known]
             )
-            rates = [win_rate(won, half), length_controlled(won, longer[has_outcome]), decided_win_rate(verdicts)]
+            rates[1:] = [length_controlled(win[has_outcome], longer[has_outcome]), decided_win_rate(verdicts)]
         means = [mean(run.column(prompts, key)) for key in ("objective_gain", "kl", "true_reward")]
         cells = " | ".join([*map(shown_share, rates), *map(shown, means)])
         yield f"| {run.name} | {run.aligner}, {epsilon}, {run.seed} | {cells} |"
@@ -127,13 +141,18 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
 def differences(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[tuple[str, str, Estimate, float]]:
     """(run, measure, paired difference from the first run, p), of what both know and measure on the same terms."""
     for run in runs[1:]:
-        for what, (key, terms) in MEASURES.items():
-            if any(run.terms[term] != runs[0].terms[term] for term in terms):
+        for what, (key, _) in MEASURES.items():
+            if not on_same_terms(run, runs[0], what):
                 continue
             apart = run.column(prompts, key) - runs[0].column(prompts, key)
             apart = apart[~np.isnan(apart)]
             if len(apart) >= FEWEST:
                 yield run.name, what, student_mean(apart), paired_p(apart)
+
+
+def on_same_terms(run: Run, other: Run, what: str) -> bool:
+    """True where a measure means the same in both runs."""
+    return all(run.terms[term] == other.terms[term] for term in MEASURES[what][1])
 
 
 def not_compared(runs: Sequence[Run]) -> Iterator[str]:
@@ -144,6 +163,12 @@ def not_compared(runs: Sequence[Run]) -> Iterator[str]:
             others = [f"{run.terms[term]} in {run.name}" for run in runs[1:] if run.terms[term] != first]
             if others:
                 yield f"{what}: not comparable, {term} is {first} in {runs[0].name}, {', '.join(others)}."
+
+
+def outcome_rate(outcomes: Column) -> Estimate | None:
+    """The win rate, ties counted half; None where nothing is known."""
+    numbers = outcomes[~np.isnan(outcomes)]
+    return win_rate(numbers, np.full(len(numbers), 0.5)) if len(numbers) else None
 
 
 def mean(values: Column) -> Estimate | None:

@@ -126,7 +126,8 @@ def frontier_figure(facts: RunFacts) -> Figure:
 
 def ppo_figures(facts: RunFacts) -> list[Figure]:
     """The training curves that have data."""
-    history = [{**row, "pessimistic": _difference(row)} for row in facts.ppo_history]
+    history = [row | {"pessimistic": row["reward"] - row["bonus"]}
+               if None not in (row.get("reward"), row.get("bonus")) else row for row in facts.ppo_history]  # fmt: skip
     rewards = [("reward", "r̄", POLICY), ("pessimistic", "r̂ = r̄ − Γ", OTHER)]
     truth, length = [("true_reward", "true reward", GIBBS)], [("response_tokens", "tokens", INK)]
     return _drawn(
@@ -230,12 +231,6 @@ def _figure(title: str, svg: Markup | None, note: str) -> Figure:
 def _drawn(*rows: tuple[str, Markup | None, str]) -> list[Figure]:
     """The figures that have data."""
     return [_figure(title, svg, note) for title, svg, note in rows if svg]
-
-
-def _difference(row: dict[str, Any]) -> float | None:
-    """r̂ = r̄ − Γ of one iteration."""
-    reward, bonus = row.get("reward"), row.get("bonus")
-    return None if reward is None or bonus is None else reward - bonus
 
 
 def _coefficient_note(facts: RunFacts) -> str:

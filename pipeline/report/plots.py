@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -19,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from private_rlhf.core.noise import clipped
 from private_rlhf.report.run_facts import GIBBS as GIBBS_METHOD
 from private_rlhf.report.run_facts import REFERENCE as REFERENCE_METHOD
-from private_rlhf.report.sections import drawable, duration, known, label_of, number, percent, significant
+from private_rlhf.report.sections import drawable, duration, known, label_of, number, percent, significant, usable
 
 History = Sequence[dict[str, Any]]
 Series = tuple[str, str, str]
@@ -162,12 +163,7 @@ def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
     def paint(axes: Axes) -> None:
         axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=1, dashes=(4, 2))
         for row in rows:
-            low, high = row.get("ci_low"), row.get("ci_high")
-            if known(low) and known(high):
-                axes.plot([row["predicted"]] * 2, [low, high], color=POLICY, linewidth=1.3)
-        axes.plot(
-            [row["predicted"] for row in rows], [row["observed"] for row in rows], "o", color=POLICY, markersize=4.5
-        )
+            _dot(axes, row["predicted"], row["observed"], row, POLICY)
         axes.set(xlabel="predicted share of right preferences", ylabel="observed share, debiased")
 
     return draw(name, "Calibration of the reward model", PANEL_HEIGHT, paint)
@@ -247,6 +243,46 @@ def stage_times(name: str, seconds: dict[str, float], ppo_parts: dict[str, float
     return draw(name, f"Wall time: {summary}", 0.3 + 0.32 * len(seconds), paint)
 
 
+def utility_curve(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
+    """J gain (left) and win rate (right) of runs against ε, with their intervals and lines through the means.
+
+    rows: {"epsilon", "J", "win rate"}; ε = ∞ stands at the right end. None for fewer than two ε, or without estimates.
+    """
+    finite = [row["epsilon"] for row in rows if known(row["epsilon"])]
+    right = 4 * max(finite, default=1.0)
+    placed = [(row["epsilon"] if known(row["epsilon"]) else right, row) for row in rows]
+    ticks = sorted({place for place, _ in placed})
+    if len(ticks) < 2 or not any(usable(row["J"]) or drawable(row["win rate"]) for row in rows):
+        return None
+
+    def paint(axes: Axes) -> None:
+        axes.set(xscale="log", xlabel="ε of a label")
+        axes.set_xticks(ticks, ["∞" if place not in finite else significant(place) for place in ticks])
+        axes.minorticks_off()
+        beside = axes.twinx()
+        beside.grid(visible=False)
+        gains = [(0.97 * place, row["J"]) for place, row in placed if usable(row["J"])]
+        rates = [(1.03 * place, row["win rate"]) for place, row in placed if drawable(row["win rate"])]
+        sides = ((axes, gains, POLICY, "J gain"), (beside, rates, GIBBS, f"win rate against {_PI_REF}"))
+        for side, points, colour, label in sides:  # moved apart, so that neither hides the other
+            for place, estimate in points:
+                _dot(side, place, estimate["value"], estimate, colour)
+            across = sorted({place for place, _ in points})
+            means = [np.mean([estimate["value"] for place, estimate in points if place == each]) for each in across]
+            side.plot(across, means, color=colour)
+            side.set_ylabel(label, color=colour)
+            side.tick_params(axis="y", labelcolor=colour)
+
+    return draw(name, f"Utility by ε of {len(rows)} runs: J gain and win rate", 3.2, paint)
+
+
+def svg_file(drawing: Markup) -> str:
+    """A drawing as a file of its own, in the light colours of the page."""
+    style = (Path(__file__).parent / "style.css.j2").read_text(encoding="utf-8").partition("@media")[0]
+    paper = f'><style>{style}</style><rect width="100%" height="100%" style="fill: var(--paper)"/>'
+    return str(drawing).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", paper, 1)
+
+
 def _column(history: History, key: str, across: str = "iteration") -> np.ndarray:
     """(n, 2): iteration (or what `across` names) and value, where the value is known."""
     rows = [(row.get(across, place), row[key]) for place, row in enumerate(history) if known(row.get(key))]
@@ -280,6 +316,11 @@ def _gibbs_line(axes: Axes, line: Sequence[tuple[float, float, Any]], wide: floa
         shift = (-3, 5) if labelled else (2, 7)
         _note(axes, text, (kl, reward), shift, ha="right", fontsize=7, color=GIBBS)
         labelled = (kl, reward)
+
+
+def _dot(axes: Axes, across: float, value: float, interval: dict[str, Any], colour: str) -> None:
+    axes.plot([across] * 2, [interval["ci_low"], interval["ci_high"]], color=colour, alpha=0.6, linewidth=1.2)
+    axes.plot(across, value, "o", color=colour, markersize=4)
 
 
 def _final_point(axes: Axes, method: str, result: dict[str, Any], reward_key: str) -> None:

@@ -6,28 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from private_rlhf.commands.compare import read_run
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.stats import holm
 from private_rlhf.evaluation.runs import MEASURES, Run, compare_runs, differences, page
-
-TERMS = {"judge": "embedded", "kl_coef": "0.5", "truth": "embedded", "sampling": "temperature 1"}
-
-
-def a_run(name: str, better: float, seed: int, count: int = 120, first: int = 0, known: bool = True) -> Run:
-    """Gains that hang on the prompt far more than on the run."""
-    generator, own = np.random.default_rng(0), np.random.default_rng(seed)
-    hardness = generator.normal(0, 3, 1000)
-    rows = {}
-    for place in range(first, first + count):
-        gain = float(hardness[place] + better + own.normal(0, 0.3))
-        row = {"kl": 0.5 + 0.01 * float(own.normal()), "win": float(gain > 0), "longer": int(own.integers(-5, 6))}
-        row["verdicts"] = [row["win"]]
-        rows[f"prompt {place}"] = row | {"objective_gain": gain if known else None, "true_reward": None}
-    return Run(name, 2.0, "ppo", seed, "π_ref", TERMS, rows)
+from support.compared_runs import TERMS, a_run
 
 
 def said(runs: list[Run]) -> dict[tuple[str, str], str]:

@@ -101,7 +101,7 @@ def test_sweep_runs_the_grid_then_compares(tmp_path: Path) -> None:
     assert [re.search(r"--run-dir (\S+)", call)[1] for call in calls[:-1]] == runs  # type: ignore[index]
     assert calls[2].endswith("run --config configs/demo.yaml --run-dir runs/demo-epsinf-seed0 "
                              "--accept-reward ppo.iterations=2 privatize.epsilon=.inf seed=0")
-    assert calls[-1].endswith("private_rlhf.cli compare " + " ".join(runs))
+    assert calls[-1].endswith("private_rlhf.cli compare --output runs/demo-sweep.md " + " ".join(runs))
 
 
 def test_ci_installs_lints_and_tests_through_make() -> None:
