@@ -370,8 +370,7 @@ def yardstick(facts: RunFacts) -> str:
         return ""
     if share["ci_high"] - share["ci_low"] > 2:
         return f"Gibbs resampling gains too little in J here for {facts.aligner}'s share of it to mean anything."
-    bounds = interval(100 * share["ci_low"], 100 * share["ci_high"], 0)
-    reached = f"a share ({why})" if (why := withheld(share)) else f"{percent(share['value'])} {bounds}"
+    reached = f"{percent(share['value'])} {interval(100 * share['ci_low'], 100 * share['ci_high'], 0)}"
     return f"{facts.aligner} reaches {reached} of the gain in J that Gibbs resampling reaches with the same reward."
 
 

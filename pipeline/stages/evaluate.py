@@ -319,7 +319,7 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
     line = f"win rate vs π_ref by {judge} {share_text(rate)}, KL {metrics['kl']:.2f} nats"
     if gain := metrics["objective_gain"]:
         line += f", J gain {gain['value']:+.2f} [{gain['ci_low']:.2f}, {gain['ci_high']:.2f}]"
-    return line + (f", {withheld(ratio.as_dict()) or f'{100 * ratio.value:.0f} %'} of Gibbs" if ratio else "")
+    return line + (f", {100 * ratio.value:.0f} % of Gibbs" if ratio else "")
 
 
 def shown_samples(results: list[PromptResult], summary: Summary, recipe: Recipe) -> list[dict[str, Any]]:
