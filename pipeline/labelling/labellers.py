@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Protocol
 
 from private_rlhf.core.atomic import sweep_temporaries, write_json
@@ -50,8 +51,8 @@ Margin = Callable[[Question], float]
 
 
 class Labeller(Protocol):
-    """Answers questions, sooner or later. epsilon: of each answer. waits: answers may be missing for hours, so that the
-    asker should save its state and stop, or look again later; otherwise they are there when `ask` returns."""
+    """Answers questions, sooner or later. epsilon: of each answer, at most. waits: answers may be missing for hours, so
+    that the asker should save its state and stop, or look again later; otherwise they are there when `ask` returns."""
 
     epsilon: float
     waits: bool
@@ -381,9 +382,16 @@ def plain(text: Text) -> str:
     return "\n".join(line for turn in turns for line in turn.splitlines())
 
 
-def answers_within(budget: float, epsilon: float) -> int:
-    """Number of answers at ε that a person's budget holds, both as they were written: .3 holds three answers at .1."""
-    return int(Fraction(repr(check_epsilon(budget, "budget"))) / Fraction(repr(check_epsilon(epsilon))))
+def answers_within(budget: float, epsilon: float, draws: Mapping[float, int] = MappingProxyType({})) -> int:
+    """Number of answers at ε that a person's budget holds beside `draws`, which are counted by ε. All are taken as they
+    were written: .3 holds three answers at .1."""
+    left = Fraction(repr(check_epsilon(budget, "budget"))) - exact_total(draws)
+    return max(0, int(left / Fraction(repr(check_epsilon(epsilon)))))
+
+
+def exact_total(draws: Mapping[float, int]) -> Fraction:
+    """Σ ε of answers that are counted by ε, as they were written."""
+    return sum((count * Fraction(repr(epsilon)) for epsilon, count in draws.items()), Fraction())
 
 
 DRAWS = "draws.db"

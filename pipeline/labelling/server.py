@@ -198,7 +198,7 @@ class LabelServer:
             "epsilon": store.epsilon,
             "budget": store.budget,
             "page": self.page.sha256,
-            "questions": [{"event": event} | question.as_json() for event, question in waiting],
+            "questions": [{"event": event} | question.as_json() for event, question, _ in waiting],
         }
 
     def _answer(self, request: Request, event: str, answer: str) -> dict[str, Any]:

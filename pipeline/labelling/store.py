@@ -6,6 +6,9 @@ on the disk, whatever is killed. Several processes may use it at once (the serve
 A person is asked a pair once, whatever ids it has, and however they were invited: a second draw would cost another ε.
 Several people may answer one pair, under ids of its own for each.
 
+Where the terms are several levels of ε, each person chooses one before the first question. A question costs its person
+the level that was chosen when it was handed out, whatever is chosen later: so no level can depend on its answer.
+
 It never sees a label: z was drawn in the page. Links and the browsers' secrets are kept as SHA-256. It keeps no times,
 and its rows stand in the order of random names, not of arrival (which the write-ahead log tells, for a while).
 """
@@ -29,6 +32,7 @@ from private_rlhf.labelling.labellers import answers_within
 from private_rlhf.labelling.questions import Question, unasked
 from private_rlhf.privacy.guarantee import RandomisedBy
 from private_rlhf.privacy.keys import make_private_folder
+from private_rlhf.privacy.mechanism import LevelledResponse
 
 FILE = "answers.db"
 AHEAD = 5
@@ -50,13 +54,26 @@ _PAIRS = """
 ALTER TABLE events ADD COLUMN record TEXT;
 CREATE TABLE asked (person TEXT, record TEXT, PRIMARY KEY (person, record)) WITHOUT ROWID;
 """  # apart from the rest, so that a store that began without them gets them when it is opened
+_LEVELS = """
+ALTER TABLE people ADD COLUMN level REAL;
+ALTER TABLE asked ADD COLUMN level REAL;
+"""  # of a store of several levels; one of one ε has the columns that it always had
 _NEXT = (
     "SELECT event, record FROM events WHERE person IS NULL AND NOT EXISTS"
     " (SELECT 1 FROM asked WHERE asked.person = ? AND asked.record = events.record) ORDER BY place LIMIT 1"
 )
-_GIVEN_BACK = (
-    "SELECT COUNT(*) FROM asked WHERE person = ? AND NOT EXISTS"
-    " (SELECT 1 FROM events WHERE events.person = asked.person AND events.record = asked.record)"
+_DRAWS = (
+    "SELECT level, COUNT(*) FROM (SELECT {level} AS level FROM events JOIN asked USING (person, record) WHERE person"
+    " = ?1 AND answer IS NOT 0 UNION ALL SELECT {level} FROM asked WHERE person = ?1 AND record NOT IN"
+    " (SELECT record FROM events WHERE person = ?1)) GROUP BY level"
+)
+_OPEN = (
+    "SELECT event, question, {level} FROM events JOIN asked USING (person, record) WHERE person = ? AND answer IS NULL"
+    " ORDER BY place"
+)
+_COUNTS = (
+    "SELECT person, {level}, COUNT(*) FROM events JOIN asked USING (person, record) WHERE answer IN (1, -1)"
+    " GROUP BY person, 2 ORDER BY person, 2"
 )
 
 
@@ -79,21 +96,29 @@ class NotAsked(Exception):
     """The event is none of this person's."""
 
 
-class AnswerStore:
-    """A `Labeller` whose answers come from people at web pages, each drawn at ε there.
+class NotALevel(Exception):
+    """The number is of none of the levels that people choose among."""
 
-    budget: ε of each person in total; a person is asked as many questions as it holds. None: no limit. UserError for a
-    folder that was begun on other terms, or whose file is none of ours.
+
+class AnswerStore:
+    """A `Labeller` whose answers come from people at web pages, each drawn there at ε, or at the level of its person.
+
+    epsilon: one, or the levels that people choose among. budget: ε of each person in total; a person is asked as many
+    questions as it holds. None: no limit. UserError for a folder that was begun on other terms, or whose file is none
+    of ours. levels: by rising ε; `epsilon` is the largest, and `most` the number of answers that a budget holds at it.
     """
 
     waits = True
     randomised_by: RandomisedBy = "page"
 
-    def __init__(self, folder: Path, epsilon: float, budget: float | None = None) -> None:
-        self.epsilon, self.budget = check_epsilon(epsilon), budget
-        self.most = None if budget is None else answers_within(budget, epsilon)
+    def __init__(self, folder: Path, epsilon: float | Sequence[float], budget: float | None = None) -> None:
+        several = LevelledResponse.of(epsilon).levels if isinstance(epsilon, Sequence) else ()
+        self.levels = tuple(level.epsilon for level in several) or (check_epsilon(epsilon),)
+        self.epsilon, self.budget = self.levels[-1], budget
+        self.most = None if budget is None else answers_within(budget, self.epsilon)
         if self.most == 0:
-            raise UserError(f"a budget of {budget:g} holds no answer at epsilon {epsilon:g}; raise it or lower epsilon")
+            rule = f"a budget of {budget:g} holds no answer at epsilon {self.epsilon:g}"
+            raise UserError(f"{rule}; raise it or lower epsilon")
         self._folder = folder
         if folder.is_dir() and not (folder / FILE).exists() and any(folder.iterdir()):
             rule = f"{folder}: must be empty or a store of a labelling page"
@@ -106,14 +131,17 @@ class AnswerStore:
             (folder / FILE).chmod(0o600)
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = FULL")
-        terms = json.dumps({"format": _FORMAT, "epsilon": self.epsilon, "budget_per_person": budget})
+        each = self.levels if self.has_levels else self.epsilon
+        terms = json.dumps({"format": _FORMAT, "epsilon": each, "budget_per_person": budget})
         with self._transaction() as base:
-            if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
-                for statement in _SCHEMA.split(";"):
-                    base.execute(statement)
+            new = not base.execute("SELECT 1 FROM sqlite_master").fetchone()
+            if new:
+                _run(base, _SCHEMA)
                 base.execute("INSERT INTO facts VALUES ('terms', ?)", (terms,))
             if not base.execute("SELECT 1 FROM sqlite_master WHERE name = 'asked'").fetchone():
                 _add_pairs(base)
+            if new and self.has_levels:
+                _run(base, _LEVELS)
             (before,) = base.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()
         if before != terms:
             raise UserError(f"{folder}: was begun on the terms {before}; keep those, or choose another --store")
@@ -140,6 +168,11 @@ class AnswerStore:
         with self._transaction() as base:
             return base.execute(query, values).fetchone()
 
+    @property
+    def has_levels(self) -> bool:
+        """True where each person chooses a level."""
+        return len(self.levels) > 1
+
     # --- the asker's side: `Labeller` ---
 
     def ask(self, questions: Sequence[Question]) -> None:
@@ -161,6 +194,20 @@ class AnswerStore:
     def people(self) -> dict[str, int]:
         """`Labeller.people`."""
         return {person.name: person.given for person in self.persons()}
+
+    def epsilons(self) -> dict[str, float]:
+        """The ε of each question that somebody has or answered, by id."""
+        query = self._by_level("SELECT id, {level} FROM events JOIN asked USING (person, record)")
+        with self._transaction() as base:
+            return {id: self._epsilon(level) for id, level in base.execute(query)}
+
+    def answer_counts(self) -> dict[str, dict[float, int]]:
+        """Numbers of private answers by rising ε, of each person who gave one."""
+        counts: dict[str, dict[float, int]] = {}
+        with self._transaction() as base:
+            for person, level, count in base.execute(self._by_level(_COUNTS)):
+                counts.setdefault(person, {})[self._epsilon(level)] = count
+        return counts
 
     def questions(self) -> list[Question]:
         """All that was asked, in the order of asking."""
@@ -228,24 +275,39 @@ class AnswerStore:
             row = self._base.execute("SELECT name FROM people WHERE secret = ?", (_digest(secret),)).fetchone()
         return row[0] if row else None
 
-    def open_questions(self, person: str) -> list[tuple[str, Question]]:
-        """(event, question) of what the person has to answer: at most `AHEAD`, no more than the budget holds, and no
-        pair that the person was asked before. What an earlier browser of the person held counts as answered."""
+    def choose_level(self, person: str, number: int) -> None:
+        """Keeps a person's level, by its number, for the questions that are handed out from now on; those that the
+        person has or answered keep theirs. Raises: NotALevel."""
+        if not self.has_levels or number not in range(len(self.levels)):
+            raise NotALevel
         with self._transaction() as base:
-            held = "SELECT COUNT(*), COALESCE(SUM(answer IS NULL), 0) FROM events WHERE person = ? AND answer IS NOT 0"
-            taken, waiting = base.execute(held, (person,)).fetchone()
-            (given_back,) = base.execute(_GIVEN_BACK, (person,)).fetchone()
-            more = AHEAD - waiting if self.most is None else min(AHEAD - waiting, self.most - taken - given_back)
+            base.execute("UPDATE people SET level = ? WHERE name = ?", (self.levels[number], person))
+
+    def level_of(self, person: str) -> float | None:
+        """The ε of the questions that the person gets next; None before a choice."""
+        return self._one("SELECT level FROM people WHERE name = ?", person)[0] if self.has_levels else self.epsilon
+
+    def open_questions(self, person: str) -> list[tuple[str, Question, float]]:
+        """(event, question, ε) of what the person has to answer: at most `AHEAD`, no more than the budget holds, and no
+        pair that the person was asked before. What an earlier browser of the person held counts as answered. Nothing
+        is handed out before the person has chosen a level."""
+        epsilon = self.level_of(person)
+        with self._transaction() as base:
+            held = "SELECT COUNT(*) FROM events WHERE person = ? AND answer IS NULL"
+            more = 0 if epsilon is None else AHEAD - int(base.execute(held, (person,)).fetchone()[0])
+            if epsilon is not None and self.budget is not None:
+                rows = base.execute(self._by_level(_DRAWS), (person,))
+                draws = {self._epsilon(level): count for level, count in rows}
+                more = min(more, answers_within(self.budget, epsilon, draws))
             for _ in range(more):  # one by one: two ids of one pair may follow each other
                 row = base.execute(_NEXT, (person,)).fetchone()
                 if row is None:
                     break
                 base.execute("UPDATE events SET person = ? WHERE event = ?", (person, row[0]))
-                base.execute("INSERT INTO asked VALUES (?, ?)", (person, row[1]))
-            rows = base.execute(
-                "SELECT event, question FROM events WHERE person = ? AND answer IS NULL ORDER BY place", (person,)
-            )
-            return [(event, Question(**json.loads(text))) for event, text in rows]
+                asked = (person, row[1], epsilon)[: 2 + self.has_levels]
+                base.execute(f"INSERT INTO asked VALUES ({', '.join('?' * len(asked))})", asked)
+            rows = base.execute(self._by_level(_OPEN), (person,))
+            return [(event, Question(**json.loads(text)), self._epsilon(level)) for event, text, level in rows]
 
     def give(self, person: str, event: str, answer: int) -> None:
         """Keeps z = 1 or -1, or `SKIPPED`; on the disk when this returns. The same one again changes nothing.
@@ -262,6 +324,14 @@ class AnswerStore:
                 raise AnswerConflict
 
     # --- the file ---
+
+    def _by_level(self, query: str) -> str:
+        """A query with the level of each event that was asked in the place of {level}; NULL where there is one ε."""
+        return query.format(level="asked.level" if self.has_levels else "NULL")
+
+    def _epsilon(self, level: float | None) -> float:
+        """The ε of a level as the file has it."""
+        return self.epsilon if level is None else level
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -289,11 +359,15 @@ class AnswerStore:
 
 def _add_pairs(base: sqlite3.Connection) -> None:
     """Names the pair of each event, and the people who were asked it, in a store that has neither yet."""
-    for statement in filter(str.strip, _PAIRS.split(";")):
-        base.execute(statement)
+    _run(base, _PAIRS)
     for event, text in base.execute("SELECT event, question FROM events").fetchall():
         base.execute("UPDATE events SET record = ? WHERE event = ?", (Question(**json.loads(text)).record, event))
     base.execute("INSERT INTO asked SELECT DISTINCT person, record FROM events WHERE person IS NOT NULL")
+
+
+def _run(base: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):
+        base.execute(statement)
 
 
 def _give_back(base: sqlite3.Connection, person: str) -> None:

@@ -39,7 +39,7 @@ def answered_store(folder: Path) -> AnswerStore:
     store = AnswerStore(folder, 1.0)
     store.ask(QUESTIONS)
     store.add_person("anna")
-    for (event, _), answer in zip(store.open_questions("anna"), (1, -1, 0, 1), strict=False):
+    for (event, *_), answer in zip(store.open_questions("anna"), (1, -1, 0, 1), strict=False):
         store.give("anna", event, answer)
     return store
 

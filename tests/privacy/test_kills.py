@@ -139,7 +139,7 @@ def label(folder: Path) -> None:
     store = AnswerStore(folder / "store", 1.0)
     store.ask(QUESTIONS)
     while questions := store.open_questions("ann"):
-        for event, question in questions:
+        for event, question, _ in questions:
             store.give("ann", event, DRAWN[question.id])
             with (folder / "confirmed").open("a") as file:
                 file.write(f"{question.id}\n")

@@ -279,7 +279,7 @@ def test_people_at_pages_answer_a_run(workspace: Workspace, tmp_path: Path) -> N
         history = run / "online" / "history.json"
         assert (len(read_json(history)) if history.exists() else 0) == max(0, part - 1)
         while waiting := store.open_questions("anna"):
-            for number, (event, _) in enumerate(waiting):
+            for number, (event, *_) in enumerate(waiting):
                 store.give("anna", event, 1 if number % 3 else -1)
     workspace.run(run, "--only", "online", *ONLINE, *page)
     bundles = [read_release(run / "online" / name) for name in ("release", "evaluation")]
