@@ -2,7 +2,8 @@
 
     GET  /           the page, the same bytes for everybody
     POST /claim      {"link":"<64 hex digits>","secret":"<64 hex digits>"}: a link opens in one browser, once
-    GET  /questions  what the person has to answer
+    POST /level      {"level":"1"}: the number of the ε that the person chooses, where the store has several
+    GET  /questions  what the person has to answer; nothing before a level is chosen
     POST /answer     {"event":"<32 hex digits>","answer":"+"}: + prefers response_a, - response_b, 0 skips
     GET  /operator   a page for the operator, and GET /progress what it shows: counts, never an answer
 
@@ -22,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib import resources
@@ -34,7 +35,15 @@ from private_rlhf.core.documents import DocumentError, read_json
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.labelling.address import bracketed, host_names
 from private_rlhf.labelling.connections import MOST_CONNECTIONS, MOST_HEAD, SECONDS, Connection
-from private_rlhf.labelling.store import EVENT_BYTES, SKIPPED, TOKEN_BYTES, AnswerConflict, AnswerStore, NotAsked
+from private_rlhf.labelling.store import (
+    EVENT_BYTES,
+    SKIPPED,
+    TOKEN_BYTES,
+    AnswerConflict,
+    AnswerStore,
+    NotALevel,
+    NotAsked,
+)
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -48,8 +57,10 @@ ANSWERS = {"+": 1, "-": -1, "0": SKIPPED}
 _EVENT, _TOKEN = f"([0-9a-f]{{{2 * EVENT_BYTES}}})", f"([0-9a-f]{{{2 * TOKEN_BYTES}}})"
 ANSWER = re.compile(rf'\{{"event":"{_EVENT}","answer":"([-+0])"\}}')
 CLAIM = re.compile(rf'\{{"link":"{_TOKEN}","secret":"{_TOKEN}"\}}')
+LEVEL = re.compile(r'\{"level":"([0-9a-f])"\}')
 ANSWER_BYTES = len('{"event":"","answer":"+"}') + 2 * EVENT_BYTES
 CLAIM_BYTES = len('{"link":"","secret":""}') + 4 * TOKEN_BYTES
+LEVEL_BYTES = len('{"level":"0"}')
 HEADERS = {
     "Server": "private-rlhf",
     "Cache-Control": "no-store",
@@ -142,6 +153,7 @@ class LabelServer:
                 Route("/questions", _send_json(self._questions)),
                 Route("/progress", _send_json(self._progress)),
                 Route("/claim", _send_json(self._claim, CLAIM, CLAIM_BYTES), methods=["POST"]),
+                Route("/level", _send_json(self._level, LEVEL, LEVEL_BYTES), methods=["POST"]),
                 Route("/answer", _send_json(self._answer, ANSWER, ANSWER_BYTES), methods=["POST"]),
             ],
             exception_handlers=dict.fromkeys((_Refused, HTTPException, UserError, Exception), _explain),
@@ -198,8 +210,25 @@ class LabelServer:
             "epsilon": store.epsilon,
             "budget": store.budget,
             "page": self.page.sha256,
-            "questions": [{"event": event} | question.as_json() for event, question, _ in waiting],
-        }
+            "questions": [
+                {"event": event} | question.as_json() | ({"epsilon": epsilon} if store.has_levels else {})
+                for event, question, epsilon in waiting
+            ],
+        } | self._levels_of(person, store.answer_counts())
+
+    def _levels_of(self, person: str, counts: Mapping[str, Mapping[float, int]]) -> dict[str, Any]:
+        """A person's choice, and each level with the number of their answers at it; empty where there is one ε."""
+        if not self.store.has_levels:
+            return {}
+        levels = [[level, counts.get(person, {}).get(level, 0)] for level in self.store.levels]
+        return {"level": self.store.level_of(person), "levels": levels}
+
+    def _level(self, request: Request, number: str) -> dict[str, Any]:
+        try:
+            self.store.choose_level(self._person(request), int(number, 16))
+        except NotALevel:
+            raise _Refused(400, "a level must be one that this page offers: reload it and choose again") from None
+        return {"level": number}
 
     def _answer(self, request: Request, event: str, answer: str) -> dict[str, Any]:
         try:
@@ -213,7 +242,7 @@ class LabelServer:
     def _progress(self, request: Request) -> dict[str, Any]:
         if not hmac.compare_digest(_secret(request).encode(), self.operator.encode()):
             self._strange("this link is unknown: the server prints a new one at each start")
-        people = self.store.persons()
+        people, counts = self.store.persons(), self.store.answer_counts()
         return {
             "epsilon": self.store.epsilon,
             "budget": self.store.budget,
@@ -221,7 +250,7 @@ class LabelServer:
             "answered": sum(each.given for each in people),
             "skipped": sum(each.skipped for each in people),
             "held": sum(each.held for each in people),
-            "people": [asdict(each) for each in people],
+            "people": [asdict(each) | self._levels_of(each.name, counts) for each in people],
             "rounds": self._rounds(),
         }
 

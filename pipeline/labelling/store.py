@@ -72,8 +72,8 @@ _OPEN = (
     " ORDER BY place"
 )
 _COUNTS = (
-    "SELECT person, {level}, COUNT(*) FROM events JOIN asked USING (person, record) WHERE answer IN (1, -1)"
-    " GROUP BY person, 2 ORDER BY person, 2"
+    "SELECT person, level, COUNT(*) FROM events JOIN asked USING (person, record) WHERE answer IN (1, -1)"
+    " GROUP BY person, level"
 )
 
 
@@ -119,7 +119,7 @@ class AnswerStore:
         if self.most == 0:
             rule = f"a budget of {budget:g} holds no answer at epsilon {self.epsilon:g}"
             raise UserError(f"{rule}; raise it or lower epsilon")
-        self._folder = folder
+        self._folder, self._level = folder, "asked.level" if self.has_levels else "NULL"
         if folder.is_dir() and not (folder / FILE).exists() and any(folder.iterdir()):
             rule = f"{folder}: must be empty or a store of a labelling page"
             raise UserError(f"{rule}, and holds other things: name an empty folder")
@@ -196,17 +196,18 @@ class AnswerStore:
         return {person.name: person.given for person in self.persons()}
 
     def epsilons(self) -> dict[str, float]:
-        """The ε of each question that somebody has or answered, by id."""
-        query = self._by_level("SELECT id, {level} FROM events JOIN asked USING (person, record)")
+        """`Labeller.epsilons`, and those of questions that wait with somebody."""
+        if not self.has_levels:
+            return {}
         with self._transaction() as base:
-            return {id: self._epsilon(level) for id, level in base.execute(query)}
+            return dict(base.execute("SELECT id, level FROM events JOIN asked USING (person, record)"))
 
     def answer_counts(self) -> dict[str, dict[float, int]]:
-        """Numbers of private answers by rising ε, of each person who gave one."""
+        """Numbers of private answers by level, of each person who gave one; empty where there is one ε."""
         counts: dict[str, dict[float, int]] = {}
         with self._transaction() as base:
-            for person, level, count in base.execute(self._by_level(_COUNTS)):
-                counts.setdefault(person, {})[self._epsilon(level)] = count
+            for person, level, count in base.execute(_COUNTS) if self.has_levels else ():
+                counts.setdefault(person, {})[level] = count
         return counts
 
     def questions(self) -> list[Question]:
@@ -296,9 +297,8 @@ class AnswerStore:
             held = "SELECT COUNT(*) FROM events WHERE person = ? AND answer IS NULL"
             more = 0 if epsilon is None else AHEAD - int(base.execute(held, (person,)).fetchone()[0])
             if epsilon is not None and self.budget is not None:
-                rows = base.execute(self._by_level(_DRAWS), (person,))
-                draws = {self._epsilon(level): count for level, count in rows}
-                more = min(more, answers_within(self.budget, epsilon, draws))
+                rows = base.execute(_DRAWS.format(level=self._level), (person,))
+                more = min(more, answers_within(self.budget, epsilon, {each or epsilon: count for each, count in rows}))
             for _ in range(more):  # one by one: two ids of one pair may follow each other
                 row = base.execute(_NEXT, (person,)).fetchone()
                 if row is None:
@@ -306,8 +306,8 @@ class AnswerStore:
                 base.execute("UPDATE events SET person = ? WHERE event = ?", (person, row[0]))
                 asked = (person, row[1], epsilon)[: 2 + self.has_levels]
                 base.execute(f"INSERT INTO asked VALUES ({', '.join('?' * len(asked))})", asked)
-            rows = base.execute(self._by_level(_OPEN), (person,))
-            return [(event, Question(**json.loads(text)), self._epsilon(level)) for event, text, level in rows]
+            rows = base.execute(_OPEN.format(level=self._level), (person,))
+            return [(event, Question(**json.loads(text)), level or self.epsilon) for event, text, level in rows]
 
     def give(self, person: str, event: str, answer: int) -> None:
         """Keeps z = 1 or -1, or `SKIPPED`; on the disk when this returns. The same one again changes nothing.
@@ -324,14 +324,6 @@ class AnswerStore:
                 raise AnswerConflict
 
     # --- the file ---
-
-    def _by_level(self, query: str) -> str:
-        """A query with the level of each event that was asked in the place of {level}; NULL where there is one ε."""
-        return query.format(level="asked.level" if self.has_levels else "NULL")
-
-    def _epsilon(self, level: float | None) -> float:
-        """The ε of a level as the file has it."""
-        return self.epsilon if level is None else level
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

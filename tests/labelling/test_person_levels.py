@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from labelling.test_page import answer, serving
+from labelling.test_server import Client, claim
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
 from private_rlhf.labelling.labellers import answers_within
 from private_rlhf.labelling.questions import make_question
+from private_rlhf.labelling.server import LEVEL_BYTES, LabelServer
 from private_rlhf.labelling.store import AHEAD, FILE, AnswerStore, NotALevel
+from scipy.stats import binom
+from support.chromium import Chromium
 
 LEVELS = (0.5, 1.0, 4.0)
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
@@ -120,6 +128,154 @@ def test_the_levels_are_terms_of_the_store(store: AnswerStore) -> None:
         AnswerStore(store._folder / "none", LEVELS, 3.0)
 
 
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(store: AnswerStore) -> Iterator[LabelServer]:
+    with serving(store) as server:
+        yield server
+
+
+@pytest.fixture
+def anna(server: LabelServer) -> Client:
+    """A person whose browser has opened her link."""
+    client = Client(server.port, "a" * 64)
+    assert client("POST", "/claim", claim(server.store.add_person("anna"), client.secret))[0] == 200
+    return client
+
+
+def choose(client: Client, digit: str) -> tuple[int, Any]:
+    body = f'{{"level":"{digit}"}}'
+    assert len(body) == LEVEL_BYTES
+    return client("POST", "/level", body)
+
+
+def test_the_server_asks_nothing_before_a_choice(anna: Client, store: AnswerStore) -> None:
+    asked = anna("GET", "/questions")[1]
+    assert (asked["questions"], asked["level"], asked["levels"]) == ([], None, [[0.5, 0], [1.0, 0], [4.0, 0]])
+    for digit in "3f":
+        status, refusal = choose(anna, digit)
+        assert (status, refusal["error"].count("\n"), refusal["error"].startswith("a level must be")) == (400, 0, True)
+    for body in ('{"level":"g"}', '{"level":"0"} ', '{"level":0.5}'):
+        assert anna("POST", "/level", body)[0] in (400, 413)
+    assert choose(Client(anna.port, "b" * 64), "0")[0] == 401
+    assert anna("GET", "/questions")[1]["questions"] == []
+    (event,) = store._one("SELECT event FROM events WHERE place = 0")
+    assert anna.give(event, "+")[0] == 404, "nor takes an answer"
+    assert choose(anna, "1") == (200, {"level": "1"})
+    asked = anna("GET", "/questions")[1]
+    assert (asked["level"], {each["epsilon"] for each in asked["questions"]}) == (1.0, {1.0})
+    assert len(asked["questions"]) == AHEAD
+
+
+def test_a_question_that_was_served_keeps_its_level(anna: Client, server: LabelServer) -> None:
+    choose(anna, "0")
+    first = anna("GET", "/questions")[1]["questions"]
+    choose(anna, "2")
+    assert anna("GET", "/questions")[1]["questions"] == first, "of six, 2.5 are spent: a level of 4 does not fit"
+    choose(anna, "1")
+    for each in first[:2]:
+        anna.give(each["event"], "-")
+    later = anna("GET", "/questions")[1]
+    assert later["questions"][:3] == first[2:]
+    assert [each["epsilon"] for each in later["questions"]] == [0.5] * 3 + [1.0] * 2
+    assert later["levels"] == [[0.5, 2], [1.0, 0], [4.0, 0]]
+    anna.give(later["questions"][3]["event"], "+")
+    (row,) = Client(server.port, server.operator)("GET", "/progress")[1]["people"]
+    assert row == {"name": "anna", "given": 3, "skipped": 0, "held": 4, "level": 1.0,
+                   "levels": [[0.5, 2], [1.0, 1], [4.0, 0]]}  # fmt: skip
+
+
+def test_a_server_of_one_epsilon_says_what_it_always_said(of_one: AnswerStore) -> None:
+    of_one.claim(of_one.add_person("anna"), "a" * 64)
+    texts = {"prompt": "p3", "response_a": "yes", "response_b": "no"}
+    with serving(of_one) as server:
+        client = Client(server.port, "a" * 64)
+        assert choose(client, "0")[0] == 400
+        assert client("GET", "/questions")[1] == {
+            "person": "anna", "given": 2, "skipped": 1, "epsilon": 1.0, "budget": 3.0, "page": server.page.sha256,
+            "questions": [{"event": "04" * 16, "id": "q3"} | texts],
+        }  # fmt: skip
+        assert Client(server.port, server.operator)("GET", "/progress")[1] == {
+            "epsilon": 1.0, "budget": 3.0, "questions": 4, "answered": 2, "skipped": 1, "held": 1, "rounds": None,
+            "people": [{"name": "anna", "given": 2, "skipped": 1, "held": 1}],
+        }  # fmt: skip
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_asks_for_a_level_first(tmp_path: Path) -> None:
+    """By its words; at 100 and 200 no draw turns a label. The operator sees people and answers of each level."""
+    store = AnswerStore(tmp_path / "store", (0.5, 100.0, 200.0), 900.0)
+    store.ask(QUESTIONS[: AHEAD + 2])
+    link = store.add_person("anna")
+    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
+        tab = browser.tab()
+        tab.open(f"http://127.0.0.1:{server.port}/#{link}")
+        tab.wait("!byId('levels').hidden && byId('said').textContent.startsWith('Choose how private')")
+        assert tab.run("byId('question').hidden && state.questions.length === 0")
+        words = tab.run("[...byId('choices').children].map((each) => each.textContent)")
+        assert words[0] == "Of 100 people who preferred answer A, 62 of the reports say A. " \
+                           "An answer costs ε = 0.5 of your 900."  # fmt: skip
+        assert "more than 99 of the reports" in words[1]
+        tab.run("byId('choices').children[1].click()")
+        for number in range(AHEAD):
+            tab.wait(f"byId('prompt').textContent === 'prompt {number}'")
+            assert tab.run("byId('odds').textContent.includes('(ε = 100)')")
+            if number == 0:
+                tab.run("byId('choices').children[2].click()")
+                tab.wait("state.epsilon === 200 && byId('choices').children[2].ariaPressed === 'true'")
+            first = tab.run("byId('first').lastElementChild.textContent")
+            answer(tab, "ArrowLeft")
+            tab.wait("kept().then((all) => all.every((each) => each.sent))")
+            assert store.answers()[f"q{number}"] == (1 if first == QUESTIONS[number].response_a else -1)
+        tab.wait(f"byId('prompt').textContent === 'prompt {AHEAD}'")
+        answer(tab, "ArrowLeft")
+        tab.wait("kept().then((all) => all.every((each) => each.sent))")
+        assert store.answer_counts() == {"anna": {100.0: AHEAD, 200.0: 1}}
+        memory = dict(tab.run("kept().then((all) => all.map((each) => [each.event, each.epsilon]))"))
+        assert memory.items() <= dict(stored(store)).items()
+        tab.wait("byId('spent').textContent === 'Spent: ε = 700 of 900.'")
+        bodies = [each["postData"] for each in tab.requests() if each["url"].endswith("/level")]
+        assert bodies == ['{"level":"1"}', '{"level":"2"}']
+        tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
+        tab.wait("!document.getElementById('levels').hidden")
+        cells = "(id) => [...document.querySelectorAll(`#${id} tbody tr, tbody#${id} tr`)].map((row) => row.innerText)"
+        assert tab.run(f"({cells})('levels')") == ["0.5\t0\t0", "100\t0\t5", "200\t1\t1"]
+        assert tab.run(f"({cells})('people')") == ["anna\t6\t0\t1\t700"]
+        assert not [each for each in tab.events if each["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]
+
+
+@pytest.mark.slow
+def test_answers_of_each_level_have_its_rate(tmp_path: Path) -> None:
+    """From the choice to the store, 200 answers for response_a at each level; a false alarm in 3 of 10^6 runs."""
+    store, most = AnswerStore(tmp_path / "store", LEVELS), 200
+    store.ask([make_question(f"q{i}", f"prompt {i}", "yes", "no") for i in range(3 * most + 2 * AHEAD)])
+    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
+        server.of_person.per_second = 1e9
+        for number, level in enumerate(LEVELS):
+            tab = browser.tab()
+            tab.open(f"http://127.0.0.1:{server.port}/#{store.add_person(f'person {number}')}")
+            tab.wait("!byId('levels').hidden")
+            tab.run(f"""(async () => {{
+                await chooseLevel({number});
+                for (let number = 0; number < {most}; number += 1) {{
+                    while (byId("question").hidden || state.giving) await new Promise((go) => setTimeout(go, 1));
+                    const first = byId("first").lastElementChild.textContent;
+                    choose(first === state.questions[0].response_a ? "first" : "second");
+                    await give();
+                }}
+            }})()""")
+            tab.wait("kept().then((all) => all.every((each) => each.sent))")
+            assert store.answer_counts()[f"person {number}"] == {level: most}
+    answers, epsilons = store.answers(), store.epsilons()
+    for level in LEVELS:
+        low, high = binom.ppf([5e-7, 1 - 5e-7], most, LabelNoise.of(level).keep_prob)
+        assert low <= sum(z == 1 and epsilons[id] == level for id, z in answers.items()) <= high
+
+
 # --- stores of one ε --------------------------------------------------------------------------------------------------
 
 OF_ONE = """
@@ -147,6 +303,12 @@ INSERT INTO "people" VALUES('anna',NULL,NULL);
 CREATE INDEX of_person ON events (person, place);
 """
 """As 38d8f81 wrote it."""
+
+
+def stored(store: AnswerStore) -> list[tuple[str, float]]:
+    """(event, ε) of all that was handed out."""
+    with store._transaction() as base:
+        return base.execute("SELECT event, level FROM events JOIN asked USING (person, record)").fetchall()
 
 
 def dump(folder: Path) -> str:
@@ -177,7 +339,7 @@ def test_a_store_of_one_epsilon_stays_as_it_is(of_one: AnswerStore, tmp_path: Pa
     of_one.give("anna", event, 1)
     of_one.ask([make_question("q4", "p4", "yes", "no")])
     assert of_one.open_questions("anna") == [], "three answers at 1 of a budget of 3"
-    assert of_one.answer_counts() == {"anna": {1.0: 3}}
+    assert of_one.answer_counts() == of_one.epsilons() == {}
     AnswerStore(tmp_path / "new", 1.0, 3.0).close()
     rows = re.compile("^INSERT.*\n", flags=re.MULTILINE)
     assert rows.sub("", dump(tmp_path / "new")) == rows.sub("", f"BEGIN TRANSACTION;{OF_ONE}COMMIT;")
