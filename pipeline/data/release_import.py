@@ -129,5 +129,7 @@ def _taken_over(bundle: Release) -> ReleaseManifest:
     if manifest.guarantee["key_mode"] == "local" and manifest.totals is None:
         manifest = replace(manifest, totals={"record": check_totals(bundle), "person": None})
     if bundle.signer is None and manifest.private:
-        manifest = replace(manifest, guarantee={**manifest.guarantee, "unsigned": True})
+        facts = {**manifest.guarantee, "unsigned": True}
+        marks = {name: facts.pop(name) for name in ("mark", "mark_reason")}  # last, as `stated` has them
+        manifest = replace(manifest, guarantee=facts | marks)
     return manifest

@@ -11,6 +11,7 @@ from private_rlhf.cli import main
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.release import read_release
+from private_rlhf.data.release_import import divide
 from private_rlhf.labelling.labellers import FileDrop
 from private_rlhf.labelling.questions import make_question, read_questions, write_answers, write_questions
 from private_rlhf.labelling.store import AnswerStore
@@ -67,6 +68,15 @@ def test_a_store_is_exported_as_a_bundle_and_as_lines(tmp_path: Path) -> None:
     assert list(read_release(tmp_path / "same")) == list(release)
     by = [read_release(tmp_path / name).manifest.guarantee["randomised_by"] for name in ("out", "same")]
     assert by == ["page", "files"], "of a file nobody here knows who randomised it"
+
+
+def test_an_export_that_a_run_takes_over_opens_again(tmp_path: Path) -> None:
+    """Unsigned as it is, and saying so."""
+    answered_store(tmp_path / "s")
+    export_bundle(tmp_path / "s", tmp_path / "out")
+    assert divide(read_release(tmp_path / "out"), None, tmp_path / "train", tmp_path / "test") == (2, 1)
+    for name in ("train", "test"):
+        assert read_release(tmp_path / name).manifest.guarantee["unsigned"]
 
 
 def test_a_pair_under_three_ids_is_charged_for_each_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
