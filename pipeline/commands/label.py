@@ -23,6 +23,9 @@ LOCAL, ANY = ("127.0.0.1", "localhost", "::1"), ("", "0.0.0.0", "::")
 def serve(
     store: Store,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="ε of each answer, > 0; of a new store.")] = None,
+    epsilon_levels: Annotated[
+        str | None, typer.Option("--epsilon-levels", help="Every ε that a person may choose: 0.5,1,4; of a new store.")
+    ] = None,
     budget: Annotated[
         float | None, typer.Option("--budget-per-person", help="ε of all of a person's answers; of a new store.")
     ] = None,
@@ -39,12 +42,16 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the page, and take private answers in, until stopped."""
+    from private_rlhf.data.declared_columns import parse_levels
     from private_rlhf.labelling.questions import read_questions
     from private_rlhf.labelling.server import LabelServer
     from private_rlhf.labelling.store import AnswerStore
 
-    if epsilon is None and budget is not None:
-        raise UserError("--budget-per-person needs --epsilon: the two are the terms of a new store")
+    if epsilon is not None and epsilon_levels is not None:
+        raise UserError("--epsilon and --epsilon-levels must not come together: give one ε, or those to choose among")
+    levels = epsilon if epsilon_levels is None else parse_levels(epsilon_levels)
+    if levels is None and budget is not None:
+        raise UserError("--budget-per-person needs --epsilon or --epsilon-levels: they are the terms of a new store")
     if host in ANY and url is None:
         raise UserError(
             f"--host {host} needs --url: the address that people open, for example https://label.example.org"
@@ -54,14 +61,14 @@ def serve(
     questions = [] if pairs is None else read_questions(pairs)
     if pairs is not None and not questions:
         raise UserError(f"{pairs}: must hold at least one question: give one a line")
-    answers = AnswerStore.open(store) if epsilon is None else AnswerStore(store, epsilon, budget)
+    answers = AnswerStore.open(store) if levels is None else AnswerStore(store, levels, budget)
     answers.ask(questions)
     history = None if run is None else run / "online" / "history.json"
     with LabelServer(answers, host, port, history, url) as server:
         answers.keep_url(server.url)
-        terms = f"ε = {answers.epsilon:g} an answer, " + (
-            "no limit" if answers.budget is None else f"{answers.budget:g} (so {answers.most} answers)"
-        )
+        of_answer = f"ε = {' or '.join(f'{level:g}' for level in answers.levels)} an answer, "
+        most = f"so {answers.most} answers{' at the largest' * answers.has_levels}"
+        terms = of_answer + ("no limit" if answers.budget is None else f"{answers.budget:g} ({most})")
         print_lines(f"{answers.asked()} questions, {len(answers.persons())} people; {terms} a person")
         print_lines(f"page SHA-256 {server.page.sha256}")
         print_lines(f"progress: {server.url}operator#{server.operator}")
@@ -146,7 +153,7 @@ def export(
 ) -> None:
     """Write the private answers so far as a release bundle, as JSON lines, or both."""
     from private_rlhf.core.atomic import sweep_temporaries
-    from private_rlhf.labelling.questions import line, write_answers
+    from private_rlhf.labelling.questions import answer_lines, write_answers
     from private_rlhf.labelling.tasks import export_bundle, open_answers
     from private_rlhf.privacy.card import totals_sentence
 
@@ -157,11 +164,11 @@ def export(
         sweep_temporaries(out.parent, out.name)  # of an export that was killed
     if answers is not None:
         with open_answers(store) as (_, labeller):
-            private_labels = labeller.answers()
-        known = all_lines_in(line({"id": id, "label": label}) for id, label in private_labels.items())
+            private_labels, epsilons = labeller.answers(), labeller.epsilons()
+        known = all_lines_in(answer_lines(private_labels, epsilons))
         answers = output_file(answers, "--answers", rewrites=known, force=force)
         sweep_temporaries(answers.parent, answers.name)
-        write_answers(answers, dict(sorted(private_labels.items())))
+        write_answers(answers, dict(sorted(private_labels.items())), epsilons=epsilons)
         print_lines(f"{len(private_labels)} answers in {answers}")
     if out is not None:
         manifest = export_bundle(store, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from itertools import groupby, islice
+from itertools import groupby, islice, repeat
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,14 +13,16 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import ROWS_PER_GROUP, settle, write_shard
 from private_rlhf.data.release import (
     MANIFEST,
+    PAGE,
     ReleasedPair,
     ReleaseManifest,
     release_schema,
     shard_name,
     text_array,
 )
+from private_rlhf.data.totals import most_at_levels
 from private_rlhf.privacy.guarantee import DropCounts, RandomisedBy, stated
-from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
 from private_rlhf.privacy.records import Text, record_id
 
 ID_BITS = 256
@@ -29,30 +31,35 @@ ID_BITS = 256
 def write_answers(
     folder: Path,
     answers: Iterable[tuple[Text, Text, Text, int]],
-    epsilon: float,
+    mechanism: RandomizedResponse | LevelledResponse,
     source: str,
     randomised_by: RandomisedBy | None,
-    most_of_person: int | None,
+    person_total: float | None,
+    epsilons: Iterable[float | None] = repeat(None),
 ) -> ReleaseManifest:
     """Writes rows (prompt, response, other response, z), z = +1 where it prefers the first, as a bundle into a new
-    folder; returns its manifest. randomised_by: None for answers of a seed. most_of_person: the most answers that one
-    person gave; None where persons are not known.
+    folder; returns its manifest. randomised_by: None for answers of a seed. person_total: the largest ε of all answers
+    of one person; None where persons are not known. epsilons: of the rows, in their order, at a mechanism of levels.
 
     Rows stand in the order of their record ids and, of one pair, of z: nothing tells when each was given. UserError if
     there is no row, ValueError for two equal responses.
     """
     pairs = []
-    for prompt, response, other, z in answers:
+    for (prompt, response, other, z), epsilon in zip(answers, epsilons, strict=False):
         chosen, rejected = (response, other)[::z]
-        pairs.append(ReleasedPair(prompt, chosen, rejected, record_id(prompt, (response, other))))
+        pairs.append(ReleasedPair(prompt, chosen, rejected, record_id(prompt, (response, other)), epsilon))
     if not pairs:
         raise UserError(f"{source}: holds no answer; at least one is needed")
-    pairs.sort(key=lambda row: (row.record_id, repr(row.chosen)))
+    pairs.sort(key=lambda row: (row.record_id, repr(row.chosen), row.epsilon))
     form = "standard" if isinstance(pairs[0].prompt, str) else "conversational"
-    facts = stated(RandomizedResponse(epsilon), "local" if randomised_by else "insecure_seed", randomised_by)
-    most = max(Counter(row.record_id for row in pairs).values())
-    totals = {"record": most * epsilon, "person": None if most_of_person is None else most_of_person * epsilon}
-    manifest = ReleaseManifest(form, len(pairs), source, facts, DropCounts().as_dict(), totals=totals)
+    facts = stated(mechanism, "local" if randomised_by else "insecure_seed", randomised_by)
+    total, levels = max(Counter(row.record_id for row in pairs).values()) * mechanism.epsilon, None
+    if isinstance(mechanism, LevelledResponse):
+        counts = Counter(row.epsilon for row in pairs)
+        events = [[level.epsilon, counts[level.epsilon]] for level in mechanism.levels]
+        total, levels = most_at_levels(pairs), {"chosen": PAGE, "events": events}
+    totals = {"record": total, "person": person_total}
+    manifest = ReleaseManifest(form, len(pairs), source, facts, DropCounts().as_dict(), totals=totals, levels=levels)
     write_pairs(folder, manifest, pairs)
     sync_folder(folder)
     return manifest

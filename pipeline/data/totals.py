@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.release import MANIFEST, Release, file_of
+from private_rlhf.data.release import MANIFEST, Release, ReleasedPair, file_of
 
 
 def most_per_record(bundle: Release) -> int:
@@ -17,10 +19,10 @@ def most_per_record(bundle: Release) -> int:
     return most
 
 
-def _most_at_levels(bundle: Release) -> float:
+def most_at_levels(rows: Iterable[ReleasedPair]) -> float:
     """Σ ε of the rows of the record that has the most, where each row has an ε of its own."""
     totals: dict[str, float] = {}
-    for row in bundle:
+    for row in rows:
         totals[row.record_id] = totals.get(row.record_id, 0.0) + (row.epsilon or 0.0)
     return max(totals.values(), default=0.0)
 
@@ -33,10 +35,12 @@ def check_totals(bundle: Release) -> float | None:
     noise, stated = bundle.manifest.largest_noise, bundle.manifest.totals
     if noise.public:
         return None
-    total = _most_at_levels(bundle) if bundle.manifest.levels else most_per_record(bundle) * noise.epsilon
+    total = most_at_levels(bundle) if bundle.manifest.levels else most_per_record(bundle) * noise.epsilon
     if stated is None:
         return total
-    for name, least in {"record": total, "person": noise.epsilon if len(bundle) else 0.0}.items():
+    events = bundle.manifest.levels["events"] if bundle.manifest.levels else [[noise.epsilon, len(bundle)]]
+    largest = max((epsilon for epsilon, count in events if count), default=0.0)
+    for name, least in {"record": total, "person": largest}.items():
         value = stated[name]
         if value is not None and value < least:
             raise UserError(

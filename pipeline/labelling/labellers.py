@@ -71,6 +71,9 @@ class Labeller(Protocol):
     def people(self) -> dict[str, int]:
         """Number of private answers of each person, by name; empty where persons are not known."""
 
+    def epsilons(self) -> dict[str, float]:
+        """The ε of answers by question id, where each has one of its own; empty where all have `epsilon`."""
+
 
 class _Folder:
     """Questions in a folder, which two labellers share only on the same terms."""
@@ -88,6 +91,10 @@ class _Folder:
 
     def people(self) -> dict[str, int]:
         """`Labeller.people`."""
+        return {}
+
+    def epsilons(self) -> dict[str, float]:
+        """`Labeller.epsilons`."""
         return {}
 
 

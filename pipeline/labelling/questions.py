@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from private_rlhf.core.atomic import write_text
@@ -27,6 +28,7 @@ MOST_LINE = 1 << 20
 """Bytes of a line of either file."""
 MOST_FILE = 1 << 30
 LABELS = (1, -1, None)
+NONE: Mapping[str, float] = MappingProxyType({})
 _FIELDS = ("id", "prompt", "response_a", "response_b")
 
 
@@ -114,9 +116,17 @@ def write_questions(path: Path, questions: Iterable[Question], mode: int = 0o644
     write_text(path, "".join(line(question.as_json()) for question in questions), mode)
 
 
-def write_answers(path: Path, answers: Mapping[str, int | None], mode: int = 0o600) -> None:
-    """Writes the file whole."""
-    write_text(path, "".join(line({"id": id, "label": label}) for id, label in answers.items()), mode)
+def write_answers(
+    path: Path, answers: Mapping[str, int | None], mode: int = 0o600, epsilons: Mapping[str, float] = NONE
+) -> None:
+    """Writes the file whole. epsilons: as `answer_lines`."""
+    write_text(path, "".join(answer_lines(answers, epsilons)), mode)
+
+
+def answer_lines(answers: Mapping[str, int | None], epsilons: Mapping[str, float]) -> Iterator[str]:
+    """A line of each answer, with its `epsilon` where each has one of its own (`Labeller.epsilons`)."""
+    for id, label in answers.items():
+        yield line({"id": id, "label": label} | ({"epsilon": epsilons[id]} if epsilons else {}))
 
 
 def line(row: Mapping[str, Any]) -> str:

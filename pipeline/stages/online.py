@@ -58,6 +58,7 @@ from private_rlhf.online.rounds import (
     round_line,
 )
 from private_rlhf.online.strategies import DESIGNS, choose, pairs_looked_at
+from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OnlineConfig
 from private_rlhf.reward_models.backbone import load_backbone
@@ -190,10 +191,10 @@ def publish_answers(
     folder: Path, name: str, rows: Iterable[tuple[Text, Text, Text, int]], epsilon: float, labeller: Labeller
 ) -> None:
     """Write rows (prompt, response, other, z) as the bundle `folder`/`name`, in the place of an older one."""
-    most = max(labeller.people().values(), default=0) or None
+    most = max(labeller.people().values(), default=0) * epsilon or None
     partial = folder / f".{name}.new.tmp"
     shutil.rmtree(partial, ignore_errors=True)
-    write_answers(partial, rows, epsilon, "online rounds", labeller.randomised_by, most)
+    write_answers(partial, rows, RandomizedResponse(epsilon), "online rounds", labeller.randomised_by, most)
     shutil.rmtree(folder / name, ignore_errors=True)
     publish(partial, folder / name)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -14,12 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labelling.test_page import answer, serving
 from labelling.test_server import Client, claim
+from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.data.release import PAGE, read_release
+from private_rlhf.data.release_import import divide
+from private_rlhf.data.totals import check_totals
 from private_rlhf.labelling.labellers import answers_within
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.server import LEVEL_BYTES, LabelServer
 from private_rlhf.labelling.store import AHEAD, FILE, AnswerStore, NotALevel
+from private_rlhf.labelling.tasks import export_bundle
 from scipy.stats import binom
 from support.chromium import Chromium
 
@@ -274,6 +281,65 @@ def test_answers_of_each_level_have_its_rate(tmp_path: Path) -> None:
     for level in LEVELS:
         low, high = binom.ppf([5e-7, 1 - 5e-7], most, LabelNoise.of(level).keep_prob)
         assert low <= sum(z == 1 and epsilons[id] == level for id, z in answers.items()) <= high
+
+
+# --- the bundle -------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_exported_with_the_level_of_each_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the labels that are learnt from. Anna is asked at .5 and then at 4, ben at .5, of which he skips one."""
+    store = AnswerStore(tmp_path / "s", LEVELS)
+    store.ask([make_question(f"{i} {who}", f"p{i}", "yes", "no") for i in range(30) for who in "ab"])
+    for name, numbers, z in (("anna", (0, 2), -1), ("ben", (0,), 1)):
+        store.add_person(name)
+        for number in numbers:
+            store.choose_level(name, number)
+            for event, *_ in store.open_questions(name):
+                store.give(name, event, z)
+    store.give("ben", store.open_questions("ben")[0][0], 0)
+    options = ["--store", str(tmp_path / "s"), "--out", str(tmp_path / "out"), "--answers", str(tmp_path / "a.jsonl")]
+    assert main(["label", "export", *options]) == 0
+    answers, epsilons = store.answers(), store.epsilons()
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert lines == [{"id": id, "label": answers[id], "epsilon": epsilons[id]} for id in sorted(answers)]
+
+    bundle = read_release(tmp_path / "out")
+    assert bundle.manifest.levels == {"chosen": PAGE, "events": [[0.5, 10], [1.0, 0], [4.0, 5]]}
+    assert bundle.manifest.totals == {"record": 4.0, "person": 22.5}
+    assert main(["verify-release", str(tmp_path / "out")]) == 0
+    assert "largest total ε of any pair: 4; of any person: 22.5" in capsys.readouterr().out
+    rows = [(each.prompt, each.response_a if answers[each.id] == 1 else each.response_b, epsilons[each.id])
+            for each in store.questions() if answers.get(each.id)]  # fmt: skip
+    assert Counter((row.prompt, row.chosen, row.epsilon) for row in bundle) == Counter(rows)
+    divide(bundle, None, tmp_path / "train", tmp_path / "test")
+    train = read_release(tmp_path / "train")
+    train.check_rows()
+    noise = train.manifest.noise_of(train.rows)
+    assert noise.flip_prob.tolist() == [LabelNoise.of(row.epsilon).flip_prob for row in train]
+
+
+def test_a_bundle_whose_people_chose_the_least_states_what_they_spent(tmp_path: Path) -> None:
+    """Less than the largest level, which nobody chose."""
+    store = AnswerStore(tmp_path / "s", LEVELS)
+    store.ask(QUESTIONS)
+    store.add_person("anna")
+    store.choose_level("anna", 0)
+    for event, *_ in store.open_questions("anna"):
+        store.give("anna", event, 1)
+    assert export_bundle(tmp_path / "s", tmp_path / "out").totals == {"record": 0.5, "person": 2.5}
+    assert check_totals(read_release(tmp_path / "out")) == 0.5
+
+
+def test_a_server_is_begun_with_the_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = ["label", "serve", "--store", str(tmp_path / "s"), "--epsilon-levels"]
+    for levels, said in (("1,1", "different numbers"), ("1", "2 to 16"), ("1,inf", "different numbers")):
+        assert main([*new, levels]) == 2
+        assert said in capsys.readouterr().err
+    assert main([*new, "0.5,4", "--epsilon", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "s").exists()
 
 
 # --- stores of one ε --------------------------------------------------------------------------------------------------
