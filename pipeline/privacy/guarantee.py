@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.privacy.mechanism import NAMES, Mechanism, PublicLabels
+from private_rlhf.privacy.mechanism import NAMES, OF_LEVELS, Mechanism, PublicLabels
 
 if TYPE_CHECKING:
     from private_rlhf.privacy.keys import PrivacyKey
@@ -116,6 +116,8 @@ def stated(
     """`guarantee` where the key mode is known and the key is not. randomised_by: in local mode, where that is known.
     unsigned: it was taken over from a bundle that nobody signed."""
     facts = mechanism.guarantee() | {"key_mode": mode} | (LOCAL if mode == "local" else {})
+    if mode == "local" and "levels" in facts:
+        facts["statement"] += f"; {OF_LEVELS}"
     facts |= {"randomised_by": randomised_by} if mode == "local" and randomised_by else {}
     facts |= {"unsigned": True} if unsigned and mode not in REASONS else {}
     return facts | {"mark": NOT_PRIVATE if mode in REASONS else None, "mark_reason": REASONS.get(mode)}

@@ -308,6 +308,7 @@ def test_a_store_is_exported_with_the_level_of_each_answer(
     bundle = read_release(tmp_path / "out")
     assert bundle.manifest.levels == {"chosen": PAGE, "events": [[0.5, 10], [1.0, 0], [4.0, 5]]}
     assert bundle.manifest.totals == {"record": 4.0, "person": 22.5}
+    assert bundle.manifest.guarantee["statement"].endswith("must not depend on its label")
     assert main(["verify-release", str(tmp_path / "out")]) == 0
     assert "largest total ε of any pair: 4; of any person: 22.5" in capsys.readouterr().out
     rows = [(each.prompt, each.response_a if answers[each.id] == 1 else each.response_b, epsilons[each.id])
