@@ -194,7 +194,7 @@ class LossOnBar(ProgressCallback):
         labels = {"loss": "loss", "pessimistic/score": "r̂"}
         values = {label: f"{float(logs[key]):.3f}" for key, label in labels.items() if logs is not None and key in logs}
         if self.training_bar is not None and "loss" in values:
-            self.training_bar.set_postfix(values)
+            self.training_bar.set_postfix(values, refresh=False)  # the next step shows it: a file would get a line each
 
 
 def train(trainer: Trainer, checkpoints: Path) -> None:

@@ -206,7 +206,7 @@ class Training:
                 metrics.append(self.learner.step(answers, steps[step], number, done))
                 last = step + 1 == len(steps)
                 self.place = (number + 1, 0, self.place[2] + 1) if last else (number, step + 1, self.place[2] + 1)
-                bar.set_postfix_str(f"loss {metrics[-1]['policy_loss']:.3f}")
+                bar.set_postfix_str(f"loss {metrics[-1]['policy_loss']:.3f}", refresh=False)
                 if last or self.place[2] % self.settings.evaluate_every == 0:
                     self._estimate(metrics)
                     line = f"[private-rlhf] gvpo, step {self.place[2]}: {line_of(self.history[-1])}"

@@ -118,7 +118,7 @@ def learn(
     for iteration in bar:
         rollout, entry, rows = improve_or_stop(trainer, iteration, context)
         history.append(entry)
-        bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}")
+        bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}", refresh=False)
         sample = tracking.sample_line(rows[0]) if rows else None
         if accelerator.is_main_process:
             tracking.append_samples(context.folder / tracking.SAMPLES, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from private_rlhf.core.environment import WAITING, wait_briefly
@@ -37,3 +38,13 @@ def test_a_bar_that_goes_to_a_file_prints_its_start_and_its_end() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stderr.count("it/s") + done.stderr.count("?it") <= 3  # without: ten a second
     assert "40/40" in done.stderr
+
+
+def test_a_stage_bar_in_a_file_has_no_line_for_each_step(tmp_path: Path) -> None:
+    """Stage sft of the tiny recipe: a loss at each step, and a bar that shows its start, its end and little between."""
+    recipe = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
+    options = ["--config", str(recipe), "--run-dir", str(tmp_path / "run"), "--only", "sft"]
+    environment = {name: value for name, value in clean_environment().items() if name != "TQDM_MININTERVAL"}
+    command = [sys.executable, "-m", "private_rlhf.cli", "run", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert 1 <= done.stderr.count("loss=") <= 3
