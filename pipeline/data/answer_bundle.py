@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby, islice, repeat
 from pathlib import Path
 
@@ -35,17 +35,18 @@ def write_answers(
     source: str,
     randomised_by: RandomisedBy | None,
     person_total: float | None,
-    epsilons: Iterable[float | None] = repeat(None),
+    epsilons: Sequence[float] | None = None,
 ) -> ReleaseManifest:
     """Writes rows (prompt, response, other response, z), z = +1 where it prefers the first, as a bundle into a new
     folder; returns its manifest. randomised_by: None for answers of a seed. person_total: the largest ε of all answers
-    of one person; None where persons are not known. epsilons: of the rows, in their order, at a mechanism of levels.
+    of one person; None where persons are not known. epsilons: one for each row, at a mechanism of levels.
 
     Rows stand in the order of their record ids and, of one pair, of z: nothing tells when each was given. UserError if
-    there is no row, ValueError for two equal responses.
+    there is no row, ValueError for two equal responses or another number of ε than of rows.
     """
     pairs = []
-    for (prompt, response, other, z), epsilon in zip(answers, epsilons, strict=False):
+    of_rows = repeat(None) if epsilons is None else epsilons
+    for (prompt, response, other, z), epsilon in zip(answers, of_rows, strict=epsilons is not None):
         chosen, rejected = (response, other)[::z]
         pairs.append(ReleasedPair(prompt, chosen, rejected, record_id(prompt, (response, other)), epsilon))
     if not pairs:

@@ -81,6 +81,7 @@ def export_bundle(folder: Path, output: Path) -> ReleaseManifest:
     UserError where `output` is there already, or nothing was answered."""
     with open_answers(folder) as (questions, labeller):
         answers, epsilons = labeller.answers(), labeller.epsilons()
+        answered = [(each, z) for each in questions if (z := answers.get(each.id)) is not None]
         mechanism: RandomizedResponse | LevelledResponse = RandomizedResponse(labeller.epsilon)
         total = max(labeller.people().values(), default=0) * labeller.epsilon or None
         if isinstance(labeller, AnswerStore) and labeller.has_levels:
@@ -88,9 +89,8 @@ def export_bundle(folder: Path, output: Path) -> ReleaseManifest:
             total = max(map(float, map(exact_total, labeller.answer_counts().values())), default=None)
     if output.exists():
         raise UserError(f"{output}: is there already; choose another --out")
-    rows = [(each.prompt, each.response_a, each.response_b, z) for each in questions
-            if (z := answers.get(each.id)) is not None]  # fmt: skip
-    levels = [epsilons.get(each.id) for each in questions if answers.get(each.id) is not None]
+    rows = [(each.prompt, each.response_a, each.response_b, z) for each, z in answered]
+    levels = [epsilons[each.id] for each, _ in answered] if epsilons else None
     if len({isinstance(prompt, str) for prompt, *_ in rows}) > 1:
         raise UserError(f"{folder}: must hold questions of one kind, plain text or messages: use two stores")
     with new_folder(output) as partial:
