@@ -209,8 +209,8 @@ OUTSIDE = "an end of 0 or 1 is clipped: the noise of the labels is subtracted, a
 
 
 def outside(*shares: Mapping[str, Any] | None) -> str:
-    """`OUTSIDE` where a shown estimate {"value", "ci_low", "ci_high"}, or an end of its interval, is no share; else "".
-    """
+    """`OUTSIDE` where a shown estimate {"value", "ci_low", "ci_high"}, or an end of its interval, lies outside [0, 1];
+    otherwise empty."""
     seen = [share for share in shares if share and not withheld(share)]
     numbers = [share.get(name) for share in seen for name in ("value", "ci_low", "ci_high")]
     return OUTSIDE if any(number is not None and not 0 <= number <= 1 for number in numbers) else ""
@@ -233,7 +233,7 @@ def units_needed(share: Mapping[str, Any]) -> int:
 
 
 def withheld(share: Mapping[str, Any]) -> str:
-    """What stands in place of a share that rests on too few labels or prompts; else ""."""
+    """The text in place of a share that rests on too few labels or prompts; empty where there are enough."""
     needed = units_needed(share)
     return f"withheld: {share['n']} of at least {needed}" if share["n"] < needed else ""
 

@@ -52,7 +52,7 @@ class RewardVerdict:
 
     @property
     def stated(self) -> str:
-        """The accuracy and its interval, explained where it is no share, or why it is withheld."""
+        """The accuracy and its interval, with the reason where it lies outside [0, 1] or is withheld."""
         return share_text(self.estimate)
 
     @property

@@ -75,9 +75,9 @@ class PrivatizeConfig:
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
     trust: Annotated[Literal["labeller"] | None, IF_SET, BeforeValidator(refuse_holder)] = None
-    """Who is trusted, in recipes of earlier versions: with both values every label goes through randomised response."""
+    """A key of earlier versions: with either value every label goes through randomised response."""
     delta: Annotated[None, IF_SET] = None
-    """δ, in recipes of earlier versions: randomised response has none."""
+    """A key of earlier versions, always null: randomised response has δ = 0."""
 
     @property
     def private(self) -> bool:
