@@ -89,12 +89,22 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """The recipe in the YAML file `path`, or the shipped one of that name, with command-line `overrides` applied.
+    """The recipe in the YAML file `path`, or the shipped one of that name, with command-line `overrides` applied. Sizes
+    that neither states are those of its `effort` (efforts.yaml).
 
     UserError: neither the file nor a shipped recipe exists; see also `parse`.
     """
     file = path if path.suffix or path.exists() else shipped_recipe(str(path))
-    return parse(schema, apply_overrides(documents.read_mapping(file), overrides), str(file))
+    tree = apply_overrides(documents.read_mapping(file), overrides)
+    efforts = documents.read_mapping(Path(__file__).with_name("efforts.yaml"))
+    return parse(schema, merge(efforts.get(str(tree.get("effort")), {}), tree), str(file))
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Both trees, section by section; where both state a key, `over` wins."""
+    nested = {key: merge(value, over[key]) for key, value in under.items()
+              if isinstance(value, Mapping) and isinstance(over.get(key), Mapping)}  # fmt: skip
+    return {**under, **over, **nested}
 
 
 def shipped_recipe(name: str) -> Path:

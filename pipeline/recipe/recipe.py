@@ -11,7 +11,7 @@ from private_rlhf.core.noise import is_public
 from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe.data_section import BUILT_IN, DataConfig, ModelConfig, bare_name
 from private_rlhf.recipe.evaluate_section import EvaluateConfig
-from private_rlhf.recipe.load import IF_SET, STRICT, dump_yaml, effective, to_tree
+from private_rlhf.recipe.load import IF_SET, NO_EFFECT, STRICT, dump_yaml, effective, to_tree
 from private_rlhf.recipe.online_section import OnlineConfig
 from private_rlhf.recipe.ppo_section import PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
@@ -33,6 +33,8 @@ class Recipe:
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100)
     seed: int = Field(default=0, ge=0)
+    effort: Annotated[Literal["minutes", "hours", "full"] | None, NO_EFFECT] = None
+    """Numbers of steps, prompts and answers that this recipe does not state (efforts.yaml); null: each key's default."""
     evaluation_labels: Literal["public", "private", "laplace"]
     """`public`: test labels are declared public and read raw; `private`: only privatised test labels are used;
     `laplace`: the evaluation also asks for noisy counts of the true ones, each question at privatize.count_epsilon."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from private_rlhf.core.documents import read_mapping
 from private_rlhf.core.errors import UserError
-from private_rlhf.recipe import DataConfig
+from private_rlhf.recipe import DataConfig, Recipe, load
+from private_rlhf.recipe.load import dump_yaml, load_recipe
 from support.recipes import recipe_of
 
 INF, NAN = float("inf"), float("nan")
@@ -143,3 +147,29 @@ def test_own_preferences_bring_their_own_prompts() -> None:
         data = DataConfig(preferences=preferences)
         assert (data.demonstrations, data.prompts, data.evaluation_prompts) == expected
     assert DataConfig(preferences="prefs.jsonl", prompts="mine.txt").prompts == "mine.txt"
+
+
+def test_effort_gives_the_sizes_that_a_recipe_does_not_state(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "{name: r, effort: hours, evaluation_labels: private, model: {source: tiny}, data: {preferences: embedded},"
+        " privatize: {epsilon: 1}, sft: {max_steps: 7}, ppo: {max_prompts: null, iterations: 9}}"
+    )
+    recipe = load_recipe(Recipe, path, ["ppo.iterations=11"])
+    assert (recipe.sft.max_steps, recipe.ppo.iterations, recipe.ppo.max_prompts) == (7, 11, None)
+    assert (recipe.ppo.rollouts, recipe.evaluate.num_prompts) == (64, 250)
+    assert load_recipe(Recipe, path, ["effort=full"]).ppo.rollouts == 64
+    path.write_text(dump_yaml(recipe))  # a saved recipe states every key
+    assert load_recipe(Recipe, path, ["effort=minutes"]) == replace(recipe, effort="minutes")
+    with pytest.raises(UserError, match="effort: Input should be 'minutes', 'hours' or 'full'"):
+        load_recipe(Recipe, path, ["effort=days"])
+
+
+def test_more_effort_is_never_less_of_anything() -> None:
+    efforts = read_mapping(Path(load.__file__).with_name("efforts.yaml"))
+    recipes = [recipe_of(**sizes) for sizes in efforts.values()]
+    for section, keys in efforts["hours"].items():
+        for key in keys:
+            sizes = [getattr(getattr(recipe, section), key) for recipe in recipes]
+            sizes = [float("inf") if size in (None, -1) else size for size in sizes]  # all prompts, whole epochs
+            assert sizes == sorted(sizes), (section, key)
