@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from private_rlhf.core import atomic
 from private_rlhf.core.atomic import appending, read_rows
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.stats import Estimate
+from private_rlhf.core.noise import share_text
 from private_rlhf.core.world import World, barrier, device_type, join_world
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_prompts
@@ -121,10 +121,10 @@ def rates_line(rates: dict[str, Any], pairs: int) -> str:
     if rates["win_rate"] is None:
         return f"no win rate: {unclear}"
     controlled = rates["length_controlled_win_rate"]
-    at_equal_length = f"length-controlled: {Estimate(**controlled)}" if controlled else NOT_AT_EQUAL_LENGTH
-    line = f"{Estimate(**rates['win_rate'])}; {at_equal_length}"
+    at_equal_length = f"length-controlled: {share_text(controlled)}" if controlled else NOT_AT_EQUAL_LENGTH
+    line = f"{share_text(rates['win_rate'])}; {at_equal_length}"
     if rates["agreement"]:
-        line += f"; agrees with the truth on {Estimate(**rates['agreement'])}"
+        line += f"; agrees with the truth on {share_text(rates['agreement'])}"
     return f"{line}; {unclear}" if rates["unclear_pairs"] else line
 
 

@@ -34,7 +34,7 @@ class Recipe:
     name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100)
     seed: int = Field(default=0, ge=0)
     effort: Annotated[Literal["minutes", "hours", "full"] | None, NO_EFFECT] = None
-    """Numbers of steps, prompts and answers that this recipe does not state (efforts.yaml); null: each key's default."""
+    """Numbers of steps, prompts and answers that a recipe does not state (efforts.yaml); null: defaults of the keys."""
     evaluation_labels: Literal["public", "private", "laplace"]
     """`public`: test labels are declared public and read raw; `private`: only privatised test labels are used;
     `laplace`: the evaluation also asks for noisy counts of the true ones, each question at privatize.count_epsilon."""

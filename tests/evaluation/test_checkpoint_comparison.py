@@ -55,7 +55,7 @@ def test_the_result_is_printed_and_saved(models: tuple[str, str], prompts: str, 
     assert rate["n"] == 4
     assert rate["value"] == saved["mean_outcome"]["value"]
     assert 0 <= rate["ci_low"] <= rate["value"] <= rate["ci_high"] <= 1
-    assert line.startswith(f"{rate['value']:.3f} [")
+    assert line.startswith("withheld: 4 of at least 12; ")
     assert run(models, prompts) == line  # seeded
     assert run(models, prompts, limit=2) != line
 
@@ -107,7 +107,8 @@ def test_a_judge_that_fails_costs_no_answer_and_no_verdict(
         saved = json.loads(output.read_text())
         assert saved["judge"] == {"kind": "chat", "url": endpoint.url, "model": "m", "request": {"max_tokens": 4}}
         assert {pair["policy_first"]["text"] for pair in saved["pairs"]} == {"Verdict: tie"}
-        assert line.startswith("0.500 [")
+        assert saved["win_rate"]["value"] == 0.5
+        assert line.startswith("withheld: 4 of at least 12; ")
 
         endpoint.answer = lambda first, second: "Hard to say."
         assert run(models, prompts, judge=judge) == ("no win rate: 4 of 4 pairs left out, their verdicts were unclear")
