@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from private_rlhf.commands import account, label, ledger_command
 from private_rlhf.commands.compare import compare, sample
+from private_rlhf.commands.design import design
 from private_rlhf.commands.doctor import doctor
 from private_rlhf.commands.inspect import head_lines, inspect
 from private_rlhf.commands.label import label_filter
@@ -41,7 +42,7 @@ UNUSABLE = frozenset(
 USAGE_ERRORS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 PANELS = {
-    "Start": ("run", "privatize", "online", "inspect", "plan", "doctor", "print-config", "sample", "compare"),
+    "Start": ("run", "privatize", "online", "inspect", "design", "plan", "doctor", "print-config", "sample", "compare"),
     "Stages": ("stages", *(stage.name for stage in STAGES), "launch"),
     "Labels and privacy": ("keygen", "ledger", "label", "label-filter", "account"),
     "Evidence": ("verify-release", "verify-run", "attack", "validate"),
@@ -55,6 +56,7 @@ app.add_typer(ledger_command.app, name="ledger")
 app.command("label-filter")(label_filter)
 app.command()(attack)
 app.command()(compare)
+app.command()(design)
 app.command()(doctor)
 app.command()(inspect)
 app.command()(keygen)

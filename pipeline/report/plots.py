@@ -276,6 +276,20 @@ def utility_curve(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
     return draw(name, f"Utility by ε of {len(rows)} runs: J gain and win rate", 3.2, paint)
 
 
+def retained_curve(name: str, levels: Sequence[float], retained: Sequence[np.ndarray]) -> Markup:
+    """The share of the gain that simulated rewards retain, (R,) at each ε: median, in a band of 5 % to 95 %."""
+    low, centre, high = np.quantile(np.array(retained), [0.05, 0.5, 0.95], axis=1)
+
+    def paint(axes: Axes) -> None:
+        axes.set(xscale="log", xlabel="ε of a label", ylabel="retained gain", ylim=(min(0.0, float(low.min())), 1.05))
+        axes.set_xticks(list(levels), [significant(level) for level in levels])
+        axes.minorticks_off()
+        axes.fill_between(levels, low, high, color=POLICY, alpha=0.15, linewidth=0)
+        axes.plot(levels, centre, color=POLICY, marker="o", markersize=3)
+
+    return draw(name, f"Retained gain from {number(centre[0])} to {number(centre[-1])} by ε", 3.2, paint)
+
+
 def svg_file(drawing: Markup) -> str:
     """A drawing as a file of its own, in the light colours of the page."""
     style = (Path(__file__).parent / "style.css.j2").read_text(encoding="utf-8").partition("@media")[0]

@@ -37,6 +37,7 @@ RUN_BY = {
     "private-rlhf online": ("tests/stages/test_online.py", '"online"'),
     "private-rlhf plan": ("tests/cli/test_plan.py", '"plan"'),
     "private-rlhf verify-run": ("tests/stages/test_twins.py", '"verify-run"'),
+    "private-rlhf design": ("tests/evaluation/test_design.py", '"design"'),
     "private-rlhf sample": ("tests/cli/test_commands.py", '"sample"'),
     "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
     "launch/vllm.sh": ("tests/launch/test_scripts.py", '"vllm.sh"'),
