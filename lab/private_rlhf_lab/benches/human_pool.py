@@ -35,7 +35,6 @@ from safetensors.torch import save_file
 from private_rlhf_lab.benches.human_features import LAYERS, backbone_features, load_pairs, renderer_of
 from private_rlhf_lab.truths.human_truth import HumanTruth
 
-SPLITS = {"train": (250, 24), "eval": (100, 32)}  # prompts, answers to each: 69,000 pairs to ask about
 LONGEST_PROMPT = 96
 LAYER = 15
 KL_COEFS = (0.05, 0.1, 0.2, 0.5)
@@ -80,14 +79,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sizes", type=int, nargs=4, default=[250, 24, 100, 32], metavar="N",
+                        help="prompts and answers to each, training and held out")  # fmt: skip
     options = parser.parse_args()
+    sizes = {"train": tuple(options.sizes[:2]), "eval": tuple(options.sizes[2:])}
     truth = HumanTruth()
     shipped = smollm2_checkpoint(options.cache / "smollm2")
     home = shipped if options.policy == "instruct" else Path(options.policy)
     renderer, drawing = renderer_of(shipped), renderer_of(home)
-    own = hashlib.sha256(f"{weights_digest(home)} {options.seed} {options.dtype} {SPLITS}".encode()).hexdigest()[:8]
+    own = hashlib.sha256(f"{weights_digest(home)} {options.seed} {options.dtype} {sizes}".encode()).hexdigest()[:8]
     tensors: dict[str, torch.Tensor] = {}
-    for split, (count, answers) in SPLITS.items():
+    for split, (count, answers) in sizes.items():
         prompts = pick_prompts(renderer, split, count)
         name = f"pool-{own}-{split}"
         kept = options.cache / f"{name}.json"
@@ -101,7 +103,7 @@ def main() -> None:
     facts = {"truth": "hh_truth", "policy": str(options.policy), "layer": str(LAYER), "pools": "last, mean"}
     with atomic.new_file(options.output) as temporary:
         save_file(tensors, temporary, facts)
-    for split in SPLITS:
+    for split in sizes:
         spread = tensors[f"{split}_truth"].std(dim=1)
         print(f"{split}: r* within a prompt has standard deviation {float(spread.mean()):.2f} on average")
     truth_of = tensors["eval_truth"].double().numpy()
