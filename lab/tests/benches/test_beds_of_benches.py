@@ -40,7 +40,7 @@ def test_more_epsilon_gains_more_on_the_same_coins() -> None:
 
 
 def test_what_is_retained_of_no_clear_gain_is_not_a_number() -> None:
-    trials = [{way: (0.4 + 0.01 * seed, 1.0) for way in WAYS} | {TRUE: (0.8 + 0.01 * seed, 1.0)} for seed in range(5)]
+    trials = [dict.fromkeys(WAYS, (0.4 + 0.01 * seed, 1.0)) | {TRUE: (0.8 + 0.01 * seed, 1.0)} for seed in range(5)]
     rows = {row[2]: row for row in rows_of_cell("mix", 500, trials)}
     assert rows[OWN][7] == f"{0.42 / 0.82:.3f}"
     assert rows[TRUE][7:10] == ("1.000", "1.000", "1.000")
