@@ -97,7 +97,7 @@ def invite(
         host_names(url)  # before a link is void
     answers = AnswerStore.open(store)
     begin = (url or answers.url() or "http://127.0.0.1:8765").rstrip("/")
-    known = answers.people()
+    known = {each.name for each in answers.persons()}
     for name in names:
         print_lines(f"{name}: {begin}/#{answers.add_person(name)}")
         if name in known:

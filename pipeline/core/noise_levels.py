@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, Noise
 
 if TYPE_CHECKING:  # it loads scipy
     from private_rlhf.core.stats import Estimate
 
-Z_SQUARED = 3.8414588206941245
-"""Of a 95 % interval: the square of the normal quantile at 0.975."""
+Z_SQUARED = 3.8414588206941245  # of the normal quantile at 0.975, for 95 % intervals
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +83,7 @@ class LevelledNoise:
         """The share of true labels that a rule gets right, from 1, ½ or 0 (n,) for each private label it agrees with.
 
         Σ f(a − (1 − α))/Σ f², f = 2α − 1: the unbiased estimate of least variance at a share of ½, whatever the mix.
-        The 95 % interval holds the shares p with |estimate − p| <= 1.96 sd(p), as Wilson's, and the estimate, which may
-        lie where no p gives a variance; nothing is clipped.
+        The 95 % interval holds the shares p with |estimate − p| <= 1.96 sd(p), as Wilson's, and the estimate.
         """
         from private_rlhf.core.stats import Estimate
 
@@ -115,8 +114,7 @@ def levels_text(stated: Mapping[str, Any]) -> str:
     return ", ".join(f"{each:g} ({count})" for each, count in levels) if levels else f"{stated['epsilon']:g}"
 
 
-AnyNoise = Noise | LevelledNoise
-"""The noise of labels: one ε for all of them, or one for each."""
+AnyNoise = Noise | LevelledNoise  # of labels of one ε, or of an ε of each
 
 
 def known_noise(noise: AnyNoise, *, allow_zero: bool = True) -> LabelNoise | LevelledNoise:
@@ -130,7 +128,9 @@ def rows_of(noise: LabelNoise | LevelledNoise, rows: Any) -> LabelNoise | Levell
 
 
 def joined(one: LabelNoise | LevelledNoise, other: LabelNoise | LevelledNoise) -> LabelNoise | LevelledNoise:
-    """The noise of labels and of others after them, of one release."""
+    """The noise of labels and of others after them. UserError for labels of other levels."""
+    if getattr(one, "levels", None) != getattr(other, "levels", None):
+        raise UserError("labels must have one ε or the same levels, got both: keep to one release, or one store")
     if isinstance(one, LevelledNoise) and isinstance(other, LevelledNoise):
         return LevelledNoise(one.levels, np.concatenate([one.level, other.level]))
     return one

@@ -43,7 +43,9 @@ from private_rlhf.labelling.questions import (
 )
 from private_rlhf.privacy.guarantee import RandomisedBy
 from private_rlhf.privacy.keys import make_private_folder
+from private_rlhf.privacy.labelers import total_epsilon
 from private_rlhf.privacy.local import DrawStore
+from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
 from private_rlhf.privacy.records import Text
 
 Margin = Callable[[Question], float]
@@ -51,10 +53,12 @@ Margin = Callable[[Question], float]
 
 
 class Labeller(Protocol):
-    """Answers questions, sooner or later. epsilon: of each answer, at most. waits: answers may be missing for hours, so
-    that the asker should save its state and stop, or look again later; otherwise they are there when `ask` returns."""
+    """Answers questions, sooner or later. epsilon: of each answer, at most; mechanism: that each went through. waits:
+    answers may be missing for hours, so that the asker should save its state and stop, or look again later; otherwise
+    they are there when `ask` returns."""
 
     epsilon: float
+    mechanism: RandomizedResponse | LevelledResponse
     waits: bool
 
     @property
@@ -68,18 +72,21 @@ class Labeller(Protocol):
     def answers(self) -> dict[str, int | None]:
         """The private labels by question id, so far."""
 
-    def people(self) -> dict[str, int]:
-        """Number of private answers of each person, by name; empty where persons are not known."""
+    def answer_counts(self) -> dict[str, dict[float, int]]:
+        """Numbers of private answers by ε, of each person who gave one; empty where persons are not known."""
+        return {}
 
     def epsilons(self) -> dict[str, float]:
         """The ε of answers by question id, where each has one of its own; empty where all have `epsilon`."""
+        return {}
 
 
-class _Folder:
+class _Folder(Labeller):
     """Questions in a folder, which two labellers share only on the same terms."""
 
     def __init__(self, folder: Path, epsilon: float) -> None:
         self.folder, self.epsilon = folder, check_epsilon(epsilon)
+        self.mechanism: RandomizedResponse | LevelledResponse = RandomizedResponse(epsilon)
         folder.mkdir(parents=True, exist_ok=True)
         _same_terms(folder / "labeller.json", {"kind": type(self).__name__, "epsilon": self.epsilon} | self.terms())
         path = folder / "questions.jsonl"
@@ -87,14 +94,6 @@ class _Folder:
 
     def terms(self) -> dict[str, object]:
         """Further settings that two starts in one folder must share."""
-        return {}
-
-    def people(self) -> dict[str, int]:
-        """`Labeller.people`."""
-        return {}
-
-    def epsilons(self) -> dict[str, float]:
-        """`Labeller.epsilons`."""
         return {}
 
 
@@ -252,9 +251,10 @@ class Crowd(Simulated):
             share = 0.5 if lazy else _logistic(self.margin(each) / self.noise[person[each.id]])
             yield each.id, coin.randomised(coin.label(share), self.epsilon)
 
-    def people(self) -> dict[str, int]:
-        """`Labeller.people`."""
-        return dict(Counter(f"person {person}" for id, person in self._persons() if id in self._answers))
+    def answer_counts(self) -> dict[str, dict[float, int]]:
+        """`Labeller.answer_counts`."""
+        counts = Counter(f"person {person}" for id, person in self._persons() if id in self._answers)
+        return {person: {self.epsilon: count} for person, count in counts.items()}
 
     def _persons(self) -> Iterator[tuple[str, int]]:
         return ((id, place % self.persons) for place, id in enumerate(self._asked))
@@ -399,6 +399,12 @@ def answers_within(budget: float, epsilon: float, draws: Mapping[float, int] = M
 def exact_total(draws: Mapping[float, int]) -> Fraction:
     """Σ ε of answers that are counted by ε, as they were written."""
     return sum((count * Fraction(repr(epsilon)) for epsilon, count in draws.items()), Fraction())
+
+
+def busiest(labeller: Labeller) -> tuple[tuple[float, int], ...]:
+    """(ε, answers) of the person who spent most, by rising ε; empty where persons are not known."""
+    each = (tuple(sorted(draws.items())) for draws in labeller.answer_counts().values())
+    return max(each, key=total_epsilon, default=())
 
 
 DRAWS = "draws.db"

@@ -7,7 +7,8 @@ A person is asked a pair once, whatever ids it has, and however they were invite
 Several people may answer one pair, under ids of its own for each.
 
 Where the terms are several levels of ε, each person chooses one before the first question. A question costs its person
-the level that was chosen when it was handed out, whatever is chosen later: so no level can depend on its answer.
+the level that was chosen when it was handed out, whatever is chosen later: so no level can depend on its answer. The
+questions that were put first, the most informative of a round, go to people of the largest ε.
 
 It never sees a label: z was drawn in the page. Links and the browsers' secrets are kept as SHA-256. It keeps no times,
 and its rows stand in the order of random names, not of arrival (which the write-ahead log tells, for a while).
@@ -27,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.errors import UserError, is_name, one_line
-from private_rlhf.core.noise import check_epsilon
 from private_rlhf.labelling.labellers import answers_within
 from private_rlhf.labelling.questions import Question, unasked
 from private_rlhf.privacy.guarantee import RandomisedBy
 from private_rlhf.privacy.keys import make_private_folder
-from private_rlhf.privacy.mechanism import LevelledResponse
+from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
 
 FILE = "answers.db"
 AHEAD = 5
@@ -60,7 +60,7 @@ ALTER TABLE asked ADD COLUMN level REAL;
 """  # of a store of several levels; one of one ε has the columns that it always had
 _NEXT = (
     "SELECT event, record FROM events WHERE person IS NULL AND NOT EXISTS"
-    " (SELECT 1 FROM asked WHERE asked.person = ? AND asked.record = events.record) ORDER BY place LIMIT 1"
+    " (SELECT 1 FROM asked WHERE asked.person = ? AND asked.record = events.record) ORDER BY place LIMIT ?"
 )
 _DRAWS = (
     "SELECT level, COUNT(*) FROM (SELECT {level} AS level FROM events JOIN asked USING (person, record) WHERE person"
@@ -72,7 +72,7 @@ _OPEN = (
     " ORDER BY place"
 )
 _COUNTS = (
-    "SELECT person, level, COUNT(*) FROM events JOIN asked USING (person, record) WHERE answer IN (1, -1)"
+    "SELECT person, {level} AS level, COUNT(*) FROM events JOIN asked USING (person, record) WHERE answer IN (1, -1)"
     " GROUP BY person, level"
 )
 
@@ -112,17 +112,16 @@ class AnswerStore:
     randomised_by: RandomisedBy = "page"
 
     def __init__(self, folder: Path, epsilon: float | Sequence[float], budget: float | None = None) -> None:
-        several = LevelledResponse.of(epsilon).levels if isinstance(epsilon, Sequence) else ()
-        self.levels = tuple(level.epsilon for level in several) or (check_epsilon(epsilon),)
+        self.mechanism: RandomizedResponse | LevelledResponse = (
+            LevelledResponse.of(epsilon) if isinstance(epsilon, Sequence) else RandomizedResponse(epsilon))  # fmt: skip
+        self.levels = tuple(level.epsilon for level in self.mechanism.levels)
         self.epsilon, self.budget = self.levels[-1], budget
         self.most = None if budget is None else answers_within(budget, self.epsilon)
         if self.most == 0:
-            rule = f"a budget of {budget:g} holds no answer at epsilon {self.epsilon:g}"
-            raise UserError(f"{rule}; raise it or lower epsilon")
+            raise UserError(f"a budget of {budget:g} holds no answer at epsilon {self.epsilon:g}; raise the budget")
         self._folder, self._level = folder, "asked.level" if self.has_levels else "NULL"
         if folder.is_dir() and not (folder / FILE).exists() and any(folder.iterdir()):
-            rule = f"{folder}: must be empty or a store of a labelling page"
-            raise UserError(f"{rule}, and holds other things: name an empty folder")
+            raise UserError(f"{folder}: must be empty or a store of ours, and holds other things: name an empty folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(folder)
         self._lock = threading.Lock()
@@ -131,8 +130,8 @@ class AnswerStore:
             (folder / FILE).chmod(0o600)
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = FULL")
-        each = self.levels if self.has_levels else self.epsilon
-        terms = json.dumps({"format": _FORMAT, "epsilon": each, "budget_per_person": budget})
+        each = {"epsilon": self.levels if self.has_levels else self.epsilon, "budget_per_person": budget}
+        terms = json.dumps({"format": _FORMAT} | each)
         with self._transaction() as base:
             new = not base.execute("SELECT 1 FROM sqlite_master").fetchone()
             if new:
@@ -148,16 +147,17 @@ class AnswerStore:
 
     @classmethod
     def open(cls, folder: Path, epsilon: float | None = None) -> AnswerStore:
-        """A store on the terms that it was begun on. UserError where there is none, or none at this ε."""
+        """A store on the terms that it was begun on. UserError where there is none, or none with at most this ε."""
         if not (folder / FILE).is_file():
             raise UserError(f"{folder}: must be a store of a labelling page; `private-rlhf label serve` begins one")
         try:
             base = sqlite3.connect(folder / FILE, timeout=60)
             terms = json.loads(base.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()[0])
             base.close()
+            largest = max(terms["epsilon"]) if isinstance(terms["epsilon"], list) else terms["epsilon"]
         except (sqlite3.Error, ValueError, TypeError):
             raise UserError(f"{folder / FILE}: must be a store of a labelling page; choose another --store") from None
-        return cls(folder, terms["epsilon"] if epsilon is None else epsilon, terms["budget_per_person"])
+        return cls(folder, terms["epsilon"] if epsilon in (None, largest) else epsilon, terms["budget_per_person"])
 
     def close(self) -> None:
         """Closes the file."""
@@ -191,10 +191,6 @@ class AnswerStore:
             rows = base.execute("SELECT id, answer FROM events WHERE answer IS NOT NULL ORDER BY event")
             return {id: None if answer == SKIPPED else answer for id, answer in rows}
 
-    def people(self) -> dict[str, int]:
-        """`Labeller.people`."""
-        return {person.name: person.given for person in self.persons()}
-
     def epsilons(self) -> dict[str, float]:
         """`Labeller.epsilons`, and those of questions that wait with somebody."""
         if not self.has_levels:
@@ -203,11 +199,11 @@ class AnswerStore:
             return dict(base.execute("SELECT id, level FROM events JOIN asked USING (person, record)"))
 
     def answer_counts(self) -> dict[str, dict[float, int]]:
-        """Numbers of private answers by level, of each person who gave one; empty where there is one ε."""
+        """`Labeller.answer_counts`."""
         counts: dict[str, dict[float, int]] = {}
         with self._transaction() as base:
-            for person, level, count in base.execute(_COUNTS) if self.has_levels else ():
-                counts.setdefault(person, {})[level] = count
+            for person, level, count in base.execute(_COUNTS.format(level=self._level)):
+                counts.setdefault(person, {})[level or self.epsilon] = count
         return counts
 
     def questions(self) -> list[Question]:
@@ -291,23 +287,32 @@ class AnswerStore:
     def open_questions(self, person: str) -> list[tuple[str, Question, float]]:
         """(event, question, ε) of what the person has to answer: at most `AHEAD`, no more than the budget holds, and no
         pair that the person was asked before. What an earlier browser of the person held counts as answered. Nothing
-        is handed out before the person has chosen a level."""
+        is handed out before the person has chosen a level. Those that stand first are left to people of a larger ε, as
+        many as they may take now, while there are others."""
         epsilon = self.level_of(person)
         with self._transaction() as base:
-            held = "SELECT COUNT(*) FROM events WHERE person = ? AND answer IS NULL"
-            more = 0 if epsilon is None else AHEAD - int(base.execute(held, (person,)).fetchone()[0])
-            if epsilon is not None and self.budget is not None:
-                rows = base.execute(_DRAWS.format(level=self._level), (person,))
-                more = min(more, answers_within(self.budget, epsilon, {each or epsilon: count for each, count in rows}))
+            more = 0 if epsilon is None else self._places(base, person, epsilon)
+            larger = "SELECT name, level FROM people WHERE level > ? AND COALESCE(link, secret) IS NOT NULL"
+            people = base.execute(larger, (epsilon,)).fetchall() if more > 0 and self.has_levels else ()
+            left = sum(max(0, self._places(base, *each)) for each in people)
             for _ in range(more):  # one by one: two ids of one pair may follow each other
-                row = base.execute(_NEXT, (person,)).fetchone()
-                if row is None:
+                if not (rows := base.execute(_NEXT, (person, left + 1)).fetchall()):
                     break
-                base.execute("UPDATE events SET person = ? WHERE event = ?", (person, row[0]))
-                asked = (person, row[1], epsilon)[: 2 + self.has_levels]
+                event, record = rows[-1]
+                base.execute("UPDATE events SET person = ? WHERE event = ?", (person, event))
+                asked = (person, record, epsilon)[: 2 + self.has_levels]
                 base.execute(f"INSERT INTO asked VALUES ({', '.join('?' * len(asked))})", asked)
             rows = base.execute(_OPEN.format(level=self._level), (person,))
             return [(event, Question(**json.loads(text)), level or self.epsilon) for event, text, level in rows]
+
+    def _places(self, base: sqlite3.Connection, person: str, epsilon: float) -> int:
+        """Number of questions at ε that may be handed to a person beside those that wait with them."""
+        held = "SELECT COUNT(*) FROM events WHERE person = ? AND answer IS NULL"
+        places = AHEAD - int(base.execute(held, (person,)).fetchone()[0])
+        if self.budget is None:
+            return places
+        rows = base.execute(_DRAWS.format(level=self._level), (person,))
+        return min(places, answers_within(self.budget, epsilon, {each or epsilon: count for each, count in rows}))
 
     def give(self, person: str, event: str, answer: int) -> None:
         """Keeps z = 1 or -1, or `SKIPPED`; on the disk when this returns. The same one again changes nothing.

@@ -12,10 +12,10 @@ from private_rlhf.core.documents import DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.answer_bundle import write_answers as write_bundle
 from private_rlhf.data.release import ReleaseManifest
-from private_rlhf.labelling.labellers import FileDrop, Labeller, exact_total
+from private_rlhf.labelling.labellers import FileDrop, Labeller, busiest
 from private_rlhf.labelling.questions import MOST_FILE, Question, make_question, read_questions
 from private_rlhf.labelling.store import FILE, AnswerStore
-from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
+from private_rlhf.privacy.labelers import total_epsilon
 
 LABELS = ("annotations", "completions", "predictions", "drafts", "total_annotations", "total_predictions", "result")
 """Keys of a task under which Label Studio keeps what somebody, or a model, has answered."""
@@ -82,11 +82,7 @@ def export_bundle(folder: Path, output: Path) -> ReleaseManifest:
     with open_answers(folder) as (questions, labeller):
         answers, epsilons = labeller.answers(), labeller.epsilons()
         answered = [(each, z) for each in questions if (z := answers.get(each.id)) is not None]
-        mechanism: RandomizedResponse | LevelledResponse = RandomizedResponse(labeller.epsilon)
-        total = max(labeller.people().values(), default=0) * labeller.epsilon or None
-        if isinstance(labeller, AnswerStore) and labeller.has_levels:
-            mechanism = LevelledResponse.of(labeller.levels)
-            total = max(map(float, map(exact_total, labeller.answer_counts().values())), default=None)
+        total = total_epsilon(busiest(labeller)) or None
     if output.exists():
         raise UserError(f"{output}: is there already; choose another --out")
     rows = [(each.prompt, each.response_a, each.response_b, z) for each, z in answered]
@@ -96,4 +92,4 @@ def export_bundle(folder: Path, output: Path) -> ReleaseManifest:
     with new_folder(output) as partial:
         partial.rmdir()  # it is made there
         source = f"labelling {folder.name}"
-        return write_bundle(partial, rows, mechanism, source, labeller.randomised_by, total, levels)
+        return write_bundle(partial, rows, labeller.mechanism, source, labeller.randomised_by, total, levels)

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from private_rlhf.core import atomic
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.world import World
-from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.release import Release
 from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.questions import Question, make_question
@@ -19,6 +21,7 @@ from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.logprobs import mean_logprobs
 from private_rlhf.lm.models import end_ids
+from private_rlhf.privacy.mechanism import LevelledResponse, Mechanism
 from private_rlhf.privacy.records import Text
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.model import RewardModel
@@ -57,11 +60,8 @@ class CandidateSampler:
     progress: bool = False
 
     def draw(self, prompts: Sequence[Prompt], count: int, key: Callable[[int, int], int]) -> Candidates:
-        """`count` answers of the policy to each prompt.
-
-        key: noise key of answer k to prompt i, e.g. `candidate_key(seed, …)`; equal keys give equal answers, however
-        prompts are spread over processes.
-        """
+        """`count` answers of the policy to each prompt. key: noise key of answer k to prompt i; equal keys give equal
+        answers, however prompts are spread over processes."""
         renderer, policy = self.renderer, self.policy
         ids = [renderer.prompt_ids(prompt) for prompt in prompts]
         rows = sample_responses(
@@ -220,10 +220,8 @@ def _like(prompt: Text, response: str) -> Text:
 def draw_blocks(
     sampler: CandidateSampler, prompts: list[Prompt], count: int, keep: Path, seed: int, world: World
 ) -> None:
-    """Draw this process's blocks of candidates into files at `block_path`; files that exist stay.
-
-    The last name of `keep` is also the purpose of the noise keys.
-    """
+    """Draw this process's blocks of candidates into files at `block_path`; files that exist stay. The last name of
+    `keep` is also the purpose of the noise keys."""
     key = candidate_key(seed, keep.name)
     for start in range(0, len(prompts), BLOCK):
         path = block_path(keep, start)
@@ -279,10 +277,19 @@ class AnsweredPairs:
     one: torch.Tensor
     other: torch.Tensor
     z: torch.Tensor
+    noise: LabelNoise | LevelledNoise
 
 
-def answered_pairs(pairs: Sequence[ReleasedPair], sampler: CandidateSampler, basis: FeatureBasis) -> AnsweredPairs:
+def noise_at(mechanism: Mechanism, epsilons: Sequence[float | None] = ()) -> LabelNoise | LevelledNoise:
+    """The noise of a mechanism's labels; epsilons: of each of them, where it has several levels."""
+    if isinstance(mechanism, LevelledResponse):
+        return LevelledNoise.of([level.epsilon for level in mechanism.levels], epsilons)
+    return mechanism.noise
+
+
+def answered_pairs(bundle: Release, sampler: CandidateSampler, basis: FeatureBasis) -> AnsweredPairs:
     """Released pairs in the coordinates of a basis; `one` is the answer that z prefers."""
+    pairs = bundle.rows
     texts = [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
     renderer = sampler.renderer
     features = sampler.features(
@@ -290,4 +297,4 @@ def answered_pairs(pairs: Sequence[ReleasedPair], sampler: CandidateSampler, bas
     )
     one, other = basis.coordinates(features).reshape(len(pairs), 2, -1).unbind(dim=1)
     rows = [(pair.prompt, pair.chosen, pair.rejected, 1) for pair in pairs]
-    return AnsweredPairs(rows, one, other, torch.ones(len(pairs), dtype=torch.float64))
+    return AnsweredPairs(rows, one, other, torch.ones(len(pairs), dtype=torch.float64), bundle.manifest.noise_of(pairs))

@@ -6,10 +6,11 @@ before. It reads only released answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, joined, mean_factor
 from private_rlhf.reward_models.linear import PairProblem, minimize
 from private_rlhf.reward_models.losses import bound_slope, bounded_reward, check_signs, get_loss
 from private_rlhf.reward_models.ridge import MARGIN_SCALE, ridge_by_evidence, ridge_from_margin_scale, ridge_in_units_of
@@ -18,7 +19,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Posterior:
-    """theta (k,) and the inverse covariance information (k, k) = Σ ω δg δgᵀ + λI of the fit, float64; ridge λ."""
+    """theta (k,) and the inverse covariance information (k, k) = Σ ω δg δgᵀ + λI of the fit, float64; ridge λ. noise:
+    of the next answer, at the largest ε."""
 
     theta: Tensor
     information: Tensor
@@ -59,45 +61,45 @@ class Posterior:
 
 @dataclass
 class Learner:
-    """All answers so far, and the posterior that follows. noise, reward_bound, kl_coef, loss: as the recipe has them.
-    ridge: λ if it is given; None: that of the largest marginal likelihood of all answers so far."""
+    """All answers so far, and the posterior that follows. noise: of these, so of none at the start.
+    ridge: λ; None: that of the largest marginal likelihood so far. The others are as the recipe has them."""
 
     components: int
-    noise: LabelNoise
+    noise: LabelNoise | LevelledNoise
     reward_bound: float | None
     kl_coef: float
     loss: str = "private_likelihood"
     ridge: float | None = None
-    _first: list[Tensor] = field(default_factory=list, repr=False)
-    _second: list[Tensor] = field(default_factory=list, repr=False)
-    _labels: list[Tensor] = field(default_factory=list, repr=False)
+    _rounds: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         ridge = self.ridge or ridge_from_margin_scale(MARGIN_SCALE, self.components)
         eye = torch.eye(self.components, dtype=torch.float64)
-        start = torch.zeros(self.components, dtype=torch.float64)
-        self.posterior = Posterior(start, ridge * eye, ridge, self.noise, self.reward_bound, self.kl_coef)
+        largest = self.noise.levels[-1] if isinstance(self.noise, LevelledNoise) else self.noise
+        self.posterior = Posterior(0.0 * eye[0], ridge * eye, ridge, largest, self.reward_bound, self.kl_coef)
 
     def __len__(self) -> int:
-        return sum(map(len, self._labels))
+        return sum(len(label) for *_, label in self._rounds)
 
-    def add(self, first: Tensor, second: Tensor, label: Tensor) -> Posterior:
-        """Answers of a round: coordinates (n, k) of both responses, private labels (n,) ±1 (+1 prefers the first).
+    @property
+    def worth(self) -> float:
+        """The number of answers at the largest ε that carry, at margin 0, as much as those so far."""
+        return len(self) and len(self) * (mean_factor(self.noise) / self.posterior.noise.factor) ** 2
 
-        ValueError for other labels; the posterior is then as it was.
-        """
+    def add(
+        self, first: Tensor, second: Tensor, label: Tensor, noise: LabelNoise | LevelledNoise | None = None
+    ) -> Posterior:
+        """Answers of a round: coordinates (n, k) of both responses, private labels (n,) ±1 (+1 prefers the first), and
+        their noise where each has its own. ValueError for other labels; the posterior is then as it was."""
         check_signs(label)
-        self._first.append(first.double())
-        self._second.append(second.double())
-        self._labels.append(label.double())
+        self.noise = self.noise if noise is None else joined(self.noise, noise)
+        self._rounds.append((first.double(), second.double(), label.double()))
         if not len(self):
             return self.posterior
-        x_a, x_b, z = (torch.cat(rows) for rows in (self._first, self._second, self._labels))
-        loss = get_loss(self.loss)
+        (x_a, x_b, z), loss = map(torch.cat, zip(*self._rounds, strict=True)), get_loss(self.loss)
         ridge = self.ridge or ridge_by_evidence(x_a, x_b, z, self.noise, self.reward_bound, self.posterior.ridge)
         problem = PairProblem(x_a, x_b, z, self.noise, self.reward_bound, loss)
         theta, _ = minimize(problem, ridge_in_units_of(loss, ridge, self.noise), self.posterior.theta, tolerance=1e-6)
-        information = problem.information(theta)
-        information.diagonal().add_(ridge)
-        self.posterior = Posterior(theta, information, ridge, self.noise, self.reward_bound, self.kl_coef)
+        information = problem.information(theta) + ridge * torch.eye(self.components, dtype=torch.float64)
+        self.posterior = replace(self.posterior, theta=theta, information=information, ridge=ridge)
         return self.posterior

@@ -12,12 +12,12 @@ from private_rlhf.core import atomic
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import RunWaits, UserError
 from private_rlhf.core.noise import share_text
-from private_rlhf.core.stats import wilson
+from private_rlhf.core.noise_levels import true_share
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal
 from private_rlhf.labelling.questions import Question
 from private_rlhf.labelling.store import AnswerStore
-from private_rlhf.online.pool import AnsweredPairs, Pool
+from private_rlhf.online.pool import AnsweredPairs, Pool, noise_at
 from private_rlhf.online.posterior import Learner, Posterior
 from private_rlhf.online.strategies import choose
 from private_rlhf.privacy.person import split_budget
@@ -36,27 +36,25 @@ class Interview:
     def ask(self, name: str, pool: Pool, picked: Tensor) -> AnsweredPairs:
         """The answers to picked pairs (n, 3) of the pool, without skips. RunWaits as `ask_round`."""
         questions = pool.questions(picked, f"{self.prefix}-{name}")
-        answers = ask_round(self.folder / f"{name}.json", questions, self.labeller)
-        z = torch.tensor([answers[question.id] or 0 for question in questions], dtype=torch.float64)
-        rows = [(each.prompt, each.response_a, each.response_b, label) for each in questions
-                if (label := answers[each.id])]  # fmt: skip
+        stored = ask_round(self.folder / f"{name}.json", questions, self.labeller)
+        z = torch.tensor([stored["answers"][each.id] or 0 for each in questions], dtype=torch.float64)
+        answered = [each for each in questions if stored["answers"][each.id]]
+        rows = [(each.prompt, each.response_a, each.response_b, stored["answers"][each.id]) for each in answered]
         prompt, one, other = picked[z != 0].T
         signs = (z * pool.signs(picked, questions))[z != 0]
-        return AnsweredPairs(rows, pool.x[prompt, one], pool.x[prompt, other], signs)
+        noise = noise_at(self.labeller.mechanism, [stored.get("epsilons", {}).get(each.id) for each in answered])
+        return AnsweredPairs(rows, pool.x[prompt, one], pool.x[prompt, other], signs, noise)
 
 
-def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> dict[str, int | None]:
-    """The private answers of a round by question id, None for a skip; kept at `path`, and read from there if complete.
-
-    RunWaits: the labeller has not answered all of them yet; the same command looks again.
-    """
+def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> dict[str, Any]:
+    """The private `answers` of a round by question id, None for a skip, and their `epsilons` where each has its own;
+    kept at `path`, and read from there if complete. RunWaits: some are not there yet; the same command looks again."""
     as_json = [question.as_json() for question in questions]
     atomic.sweep_temporaries(path.parent, path.name)
     if path.is_file():
-        stored = read_json(path)
+        stored: dict[str, Any] = read_json(path)
         if stored["questions"] == as_json:
-            answers: dict[str, int | None] = stored["answers"]
-            return answers
+            return stored
     labeller.ask(questions)
     received = labeller.answers()
     if missing := sum(question.id not in received for question in questions):
@@ -64,19 +62,20 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
             f"online: {missing} of {len(questions)} questions of round {path.stem} wait for an answer; run the same"
             " command again when they are there"
         )
-    answers = {question.id: received[question.id] for question in questions}
-    atomic.write_json(path, {"questions": as_json, "answers": answers})
-    return answers
+    facts = {"answers": received, "epsilons": labeller.epsilons()}
+    row = {name: {each.id: values[each.id] for each in questions} for name, values in facts.items() if values}
+    atomic.write_json(path, {"questions": as_json} | row)
+    return row
 
 
 def measure(posterior: Posterior, labels: int, pool: Pool, checked: AnsweredPairs, regret: float) -> dict[str, Any]:
     """A row of the history: r̄ on the held-out answers (debiased), and J and regret where the truth is known."""
     right = (posterior.reward(checked.one) - posterior.reward(checked.other)) * checked.z
-    share = wilson(float((right > 0).sum() + 0.5 * (right == 0).sum()), len(right))
+    share = true_share(((right > 0) + 0.5 * (right == 0)).numpy(), checked.noise)
     row: dict[str, Any] = {
         "labels": labels,
         "ridge": posterior.ridge,
-        "held_out_accuracy_debiased": posterior.noise.debias(share).as_dict(),
+        "held_out_accuracy_debiased": share.as_dict(),
     }
     if pool.truth is not None:
         row["gibbs_objective_gain"] = pool.gain(posterior.policy(pool.x, pool.log_ratio), posterior.kl_coef)
@@ -140,7 +139,7 @@ def check_person_budget(store: AnswerStore, privatize: PrivatizeConfig, folder: 
     if total is None:
         return
     most, _ = split_budget(total, privatize.person_questions)
-    if store.most is None or store.most > most:
+    if store.most is None or store.most > most or (store.has_levels and (store.budget or 0.0) > total):
         store.close()
         raise UserError(
             f"{folder} must allow at most {most} answers a person, by privatize.person_budget {total:g}: begin a store"
@@ -186,6 +185,6 @@ def other_arms(
 
 def _answers(margin: Tensor, learner: Learner, generator: torch.Generator) -> Tensor:
     """Bradley–Terry answers (n,) ±1 through randomised response."""
-    noise, preferred = learner.noise, torch.sigmoid(margin)
+    noise, preferred = learner.posterior.noise, torch.sigmoid(margin)
     plus = noise.keep_prob * preferred + noise.flip_prob * (1.0 - preferred)
     return torch.where(torch.rand(len(margin), generator=generator, dtype=torch.float64) < plus, 1.0, -1.0)

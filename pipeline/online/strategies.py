@@ -43,21 +43,22 @@ def choose(
     questions: int,
     generator: torch.Generator,
     *,
-    asked: int = 0,
+    asked: float = 0,
     kappa: float = 1.0,
     mixture: float = 100.0,
     log_ratio: Tensor | float = 0.0,
 ) -> Tensor:
-    """Pairs to ask, (questions, 3) int64: prompt, one answer, another; closed in `pairs`. asked: questions so far.
-    mixture: m. log_ratio: as in `Posterior.policy`, where the candidates are another policy's.
+    """Pairs to ask, (questions, 3) int64: prompt, one answer, another; closed in `pairs`. asked: questions so far, as
+    `Learner.worth`. mixture: m. log_ratio: as in `Posterior.policy`, where the candidates are another policy's.
 
     ValueError where fewer pairs are open, or a design looks at fewer.
     """
     if questions > (most := pairs_looked_at(len(pairs)) if strategy in DESIGNS else len(pairs)):
         raise ValueError(f"there are {most} pairs for {questions} questions")
     if strategy in DESIGNS:
-        looks_at = log_ratio if strategy == "policy" else None
-        picked = _design(posterior, x, pairs, questions, generator, looks_at)
+        listed = pairs.listed()
+        listed = listed[torch.randperm(len(listed), generator=generator)[:PAIRS_LOOKED_AT]]
+        picked = _design(posterior, x, listed, questions, log_ratio if strategy == "policy" else None)
         pairs.close(picked)
         return picked
     flat = torch.full(x.shape[:2], 1.0 / x.shape[1], dtype=torch.float64)
@@ -104,17 +105,15 @@ def _best_pair(value: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(turned, other, one), torch.where(turned, one, other)
 
 
+def by_information(posterior: Posterior, x: Tensor, picked: Tensor) -> Tensor:
+    """The picked pairs (n, 3) as `fisher` takes them one by one: the most informative first."""
+    return _design(posterior, x, picked, len(picked), None)
+
+
 def _design(
-    posterior: Posterior,
-    x: Tensor,
-    open_pairs: OpenPairs,
-    questions: int,
-    generator: torch.Generator,
-    log_ratio: Tensor | float | None,
+    posterior: Posterior, x: Tensor, pairs: Tensor, questions: int, log_ratio: Tensor | float | None
 ) -> Tensor:
     """log_ratio: None for `fisher`. Greedy, with the rank-one update of H⁻¹ by each pair that was taken."""
-    listed = open_pairs.listed()
-    pairs = listed[torch.randperm(len(listed), generator=generator)[:PAIRS_LOOKED_AT]]
     reward, gradient = posterior.reward(x), posterior.gradient(x)
     prompt, one, other = pairs.T
     difference = gradient[prompt, one] - gradient[prompt, other]

@@ -52,7 +52,7 @@ class OnlineConfig:
     seed (nobody's secret: the run is NOT PRIVATE). `files`: questions.jsonl goes out and answers.jsonl comes in, with
     labels that were randomised at privatize.epsilon where they were given. `command`: a program, `terminal`: a person
     here; their answers are randomised before they are stored. `page`: people at web pages, which randomise; begin the
-    store with `private-rlhf label serve`."""
+    store with `private-rlhf label serve`. Where people choose their ε, privatize.epsilon is the largest level."""
     folder: Path | None = None
     """Of `files`, `command`, `terminal` and `page`: what was asked and drawn. Keep it: nothing in it is drawn twice."""
     command: str | None = None

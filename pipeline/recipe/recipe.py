@@ -115,7 +115,7 @@ class Recipe:
         if is_public(self.privatize.epsilon):
             raise ValueError("privatize.epsilon must be finite with online: set that of each answer")
         if self.privatize.epsilon_column is not None:
-            raise ValueError("privatize.epsilon_column goes without online, which asks at one epsilon: remove it")
+            raise ValueError("privatize.epsilon_column goes without online, which reads no column: remove it")
         if online.simulated and not self.data.public_labels:
             raise ValueError(f"online.labeller {online.labeller} is simulated: set data.public_labels: true")
         if not self.data.without_pairs:

@@ -9,7 +9,7 @@ from pathlib import Path
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
-from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.data.release import Release, read_release
 from private_rlhf.privacy.guarantee import external_reward
 from private_rlhf.recipe import Recipe
 
@@ -63,9 +63,9 @@ class PreviousRun:
         """Checkpoint of its PPO policy."""
         return self.run.stage("ppo") / "model"
 
-    def pairs(self, part: str) -> list[ReleasedPair]:
+    def answers(self, part: str) -> Release:
         """Its answers: `release` or `evaluation`."""
-        return list(read_release(self.run.stage("online") / part))
+        return read_release(self.run.stage("online") / part)
 
 
 def previous_run(recipe: Recipe) -> PreviousRun | None:

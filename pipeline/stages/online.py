@@ -18,7 +18,7 @@ Command: private-rlhf launch -m private_rlhf.stages.online --config RECIPE [--ru
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.world import World
 from private_rlhf.data import inputs
 from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.publish import publish
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting
-from private_rlhf.labelling.labellers import Labeller
+from private_rlhf.labelling.labellers import Labeller, busiest
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.online.pool import (
@@ -46,6 +47,7 @@ from private_rlhf.online.pool import (
     draw_blocks,
     load_blocks,
     make_pool,
+    noise_at,
 )
 from private_rlhf.online.posterior import Learner
 from private_rlhf.online.rounds import (
@@ -57,8 +59,8 @@ from private_rlhf.online.rounds import (
     regret_of,
     round_line,
 )
-from private_rlhf.online.strategies import DESIGNS, choose, pairs_looked_at
-from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.online.strategies import DESIGNS, by_information, choose, pairs_looked_at
+from private_rlhf.privacy.labelers import total_epsilon
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OnlineConfig
 from private_rlhf.reward_models.backbone import load_backbone
@@ -73,7 +75,7 @@ def run(context: StageContext) -> dict[str, Any]:
     """Draw candidates on every process; ask and fit on the main one."""
     recipe, settings, previous = context.recipe, context.recipe.online, previous_run(context.recipe)
     assert settings is not None
-    epsilon, runs = recipe.privatize.epsilon, 1 if previous is None else 1 + previous.count
+    runs = 1 if previous is None else 1 + previous.count
     accelerator = make_accelerator(context.world)
 
     # --- candidates, in coordinates that depend on no answer ----------------------------------------------------------
@@ -92,33 +94,33 @@ def run(context: StageContext) -> dict[str, Any]:
     pool = make_pool(drawn, basis, settings.simulated)
 
     # --- answers on held-out prompts, and those of previous runs ------------------------------------------------------
-    noise, terms = LabelNoise.of(epsilon), (recipe.reward.reward_bound, recipe.ppo.kl_coef, recipe.reward.loss)
-    learner = Learner(pool.x.shape[-1], noise, *terms)
     labeller = make_labeller(settings, recipe.privatize, recipe.seed, context.checkpoints / "labeller")
+    noise, terms = noise_at(labeller.mechanism), (recipe.reward.reward_bound, recipe.ppo.kl_coef, recipe.reward.loss)
+    learner = Learner(pool.x.shape[-1], noise, *terms)
     interview = Interview(labeller, context.folder / "rounds", f"{recipe.name}-{recipe.seed}-{runs}")
     if previous is None:
         tests = make_pool(load_blocks(held_out, evaluation), basis, settings.simulated)
         (checked, pairs), answered = ask_held_out(interview, tests, pool, settings), []
     else:
-        checked, before = (answered_pairs(previous.pairs(part), sampler, basis) for part in ("evaluation", "release"))
-        learner.add(before.one, before.other, before.z)
+        checked, before = (answered_pairs(previous.answers(part), sampler, basis) for part in ("evaluation", "release"))
+        learner.add(before.one, before.other, before.z, before.noise)
         answered = before.rows
         pairs = pool.open_pairs([*checked.rows, *answered])
         check_questions(settings, len(pairs))
-    if not checked.rows:
-        raise UserError("online: every question on held-out prompts was skipped; nothing would check the reward")
 
     # --- rounds: choose, ask, fit -------------------------------------------------------------------------------------
     history: list[dict[str, Any]] = []
     regret = 0.0
     for number in range(settings.rounds):
         generator = torch.Generator().manual_seed((recipe.seed * 1_000 + runs) * 1_000_000 + number)
-        now, asked = learner.posterior, len(learner)
+        now = learner.posterior
         picked = choose(settings.strategy, now, pool.x, pairs, settings.questions, generator, kappa=settings.kappa,
-                        mixture=settings.mixture, log_ratio=pool.log_ratio, asked=asked)  # fmt: skip
+                        mixture=settings.mixture, log_ratio=pool.log_ratio, asked=learner.worth)  # fmt: skip
+        if isinstance(noise, LevelledNoise):
+            picked = by_information(now, pool.x, picked)
         regret += regret_of(now, pool, len(picked))
         answers = interview.ask(f"{number:03d}", pool, picked)
-        posterior = learner.add(answers.one, answers.other, answers.z)
+        posterior = learner.add(answers.one, answers.other, answers.z, answers.noise)
         answered = answered + answers.rows
         history.append(measure(posterior, len(learner), pool, checked, regret) | describe_questions(now, pool, picked))
         atomic.write_json(context.folder / "history.json", history)
@@ -129,25 +131,25 @@ def run(context: StageContext) -> dict[str, Any]:
         arms = other_arms(pool, Learner(pool.x.shape[-1], noise, *terms), settings, generator)
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
-    people = labeller.people()
-    for name, rows in {"evaluation": checked.rows, "release": answered}.items():
-        publish_answers(context.folder, name, rows, epsilon, labeller)
+    publish_answers(context.folder / "evaluation", checked.rows, checked.noise, labeller)
+    publish_answers(context.folder / "release", answered, learner.noise, labeller)
+    manifest = inputs.release(context.run.released).manifest
     return {
         "events": len(answered),
         "evaluation_events": len(checked.rows),
         "runs": runs,
         "rounds": settings.rounds,
         "strategy": settings.strategy,
-        "epsilon": epsilon,
-        "keep_prob": noise.keep_prob,
-        "mark": inputs.release(context.run.released).manifest.guarantee["mark"],
+        "epsilon": recipe.privatize.epsilon,
+        "keep_prob": learner.posterior.noise.keep_prob,
+        "mark": manifest.guarantee["mark"],
         "labeller": settings.labeller,
         "randomised_by": labeller.randomised_by,
-        "ledger": person_facts(people, epsilon, len(answered) + len(checked.rows)),
+        "ledger": person_facts(labeller, len(answered) + len(checked.rows)),
         "history": history,
         "arms": arms,
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
-        f"ε = {epsilon:g} each; {round_line(history[-1])}",
+        f"ε = {manifest.epsilon_text} each; {round_line(history[-1])}",
     }
 
 
@@ -188,15 +190,15 @@ def keep_candidates(context: StageContext, drawn: Candidates, renderer: Renderer
 
 
 def publish_answers(
-    folder: Path, name: str, rows: Iterable[tuple[Text, Text, Text, int]], epsilon: float, labeller: Labeller
+    target: Path, rows: Iterable[tuple[Text, Text, Text, int]], noise: LabelNoise | LevelledNoise, labeller: Labeller
 ) -> None:
-    """Write rows (prompt, response, other, z) as the bundle `folder`/`name`, in the place of an older one."""
-    most = max(labeller.people().values(), default=0) * epsilon or None
-    partial = folder / f".{name}.new.tmp"
+    """Write rows (prompt, response, other, z) with this noise as a bundle, in the place of an older one."""
+    levels = [noise.levels[level].epsilon for level in noise.level] if isinstance(noise, LevelledNoise) else None
+    most, partial = total_epsilon(busiest(labeller)) or None, target.with_name(f".{target.name}.new.tmp")
     shutil.rmtree(partial, ignore_errors=True)
-    write_answers(partial, rows, RandomizedResponse(epsilon), "online rounds", labeller.randomised_by, most)
-    shutil.rmtree(folder / name, ignore_errors=True)
-    publish(partial, folder / name)
+    write_answers(partial, rows, labeller.mechanism, "online rounds", labeller.randomised_by, most, levels)
+    shutil.rmtree(target, ignore_errors=True)
+    publish(partial, target)
 
 
 def ask_held_out(
@@ -209,7 +211,10 @@ def ask_held_out(
     questions = tests.questions(picked, "evaluation")
     pairs = pool.open_pairs((each.prompt, each.response_a, each.response_b) for each in questions)
     check_questions(settings, len(pairs))
-    return interview.ask("evaluation", tests, picked), pairs
+    answers = interview.ask("evaluation", tests, picked)
+    if not answers.rows:
+        raise UserError("online: every question on held-out prompts was skipped; nothing would check the reward")
+    return answers, pairs
 
 
 def check_questions(settings: OnlineConfig, pairs: int) -> None:
@@ -228,14 +233,14 @@ def check_questions(settings: OnlineConfig, pairs: int) -> None:
         )
 
 
-def person_facts(people: Mapping[str, int], epsilon: float, answers: int) -> dict[str, Any] | None:
+def person_facts(labeller: Labeller, answers: int) -> dict[str, Any] | None:
     """The card's facts about persons, in the ledger's words; None where persons are not known."""
-    if not people:
+    most = busiest(labeller)
+    if not most:
         return None
-    most = max(people.values())
-    busiest = [{"epsilon": epsilon, "events": most}]
-    unnamed = max(0, answers - sum(people.values()))
-    return {"labelers": {"busiest": busiest, "max_epsilon": most * epsilon, "unattributed_events": unnamed}}
+    levels = [{"epsilon": epsilon, "events": count} for epsilon, count in most]
+    unnamed = max(0, answers - sum(sum(draws.values()) for draws in labeller.answer_counts().values()))
+    return {"labelers": {"busiest": levels, "max_epsilon": total_epsilon(most), "unattributed_events": unnamed}}
 
 
 if __name__ == "__main__":

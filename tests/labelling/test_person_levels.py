@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labelling.test_page import answer, serving
-from labelling.test_server import Client, claim
+from labelling.test_server import Client
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
@@ -121,13 +122,75 @@ def test_a_sum_of_decimal_fractions_is_exact(draws: dict[float, int], epsilon: f
     assert most == max(0, (Fraction(budget, 10) - spent) // Fraction(round(10 * epsilon), 10))
 
 
+# --- which question for whom ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(zip(("anna", "ben", "cleo"), LEVELS, strict=True))))
+def test_the_first_questions_go_to_the_largest_epsilon(tmp_path: Path, order: list[tuple[str, float]]) -> None:
+    """Whoever comes first: of all ways to share 15 questions out, none carries more information Σ tanh²(ε/2) v, with v
+    the largest for the first question. Then the last one that waits goes to whoever asks."""
+    store = AnswerStore(tmp_path / "s", LEVELS)
+    store.ask(QUESTIONS[:16])
+    for person, level in order:
+        store.add_person(person)
+        store.choose_level(person, LEVELS.index(level))
+    held = {person: [question.id for _, question, _ in store.open_questions(person)] for person, _ in order}
+    value = {f"q{i}": 1.0 / (1 + i) for i in range(16)}
+    carried = sum(math.tanh(level / 2) ** 2 * value[id] for person, level in order for id in held[person])
+    weights = sorted((math.tanh(level / 2) ** 2 for level in LEVELS for _ in range(AHEAD)), reverse=True)
+    assert carried == pytest.approx(sum(weight * value[f"q{i}"] for i, weight in enumerate(weights)))
+    store.give("anna", store.open_questions("anna")[0][0], 1)
+    assert store.open_questions("anna")[-1][1].id == "q15"
+
+
+def test_questions_are_left_to_nobody_who_takes_no_more(tmp_path: Path) -> None:
+    """Who was removed, whose budget is spent, and who has not chosen."""
+    store = AnswerStore(tmp_path / "s", LEVELS, 4.0)
+    store.ask(QUESTIONS)
+    for person, number in (("gone", 2), ("spent", 2), ("new", None), ("anna", 0)):
+        store.add_person(person)
+        if number is not None:
+            store.choose_level(person, number)
+    store.remove_person("gone")
+    ((event, question, _),) = store.open_questions("spent")
+    store.give("spent", event, 1)
+    assert question.id == "q0"
+    assert [question.id for _, question, _ in store.open_questions("anna")] == [f"q{i}" for i in range(1, 6)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(("anna", "ben")), st.booleans()), max_size=12), st.data())
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_asked_tells_no_answer(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, bool]], data: st.DataObject
+) -> None:
+    """Two stores in which the same people do the same, and answer otherwise, hand out the same at the same ε."""
+    stores = [AnswerStore(tmp_path_factory.mktemp("s") / "s", LEVELS, 9.0) for _ in range(2)]
+    for store in stores:
+        store.ask(QUESTIONS[:12])
+        for person, level in (("anna", 2), ("ben", 0)):
+            store.add_person(person)
+            store.choose_level(person, level)
+    for person, raised in steps:
+        shown = []
+        for store in stores:
+            store.choose_level(person, 1 + raised)
+            waiting = store.open_questions(person)
+            shown.append([(question, epsilon) for _, question, epsilon in waiting])
+            if waiting:
+                store.give(person, waiting[0][0], data.draw(st.sampled_from((1, -1))))
+        assert shown[0] == shown[1]
+    for store in stores:
+        store.close()
+
+
 def test_the_levels_are_terms_of_the_store(store: AnswerStore) -> None:
     assert AnswerStore(store._folder, list(LEVELS), 6.0).levels == AnswerStore.open(store._folder).levels == LEVELS
+    assert AnswerStore.open(store._folder, 4.0).levels == LEVELS
     for terms in ((4.0, 6.0), ((0.5, 4.0), 6.0), (LEVELS, None)):
         with pytest.raises(UserError, match="other --store"):
             AnswerStore(store._folder, *terms)
     with pytest.raises(UserError, match="other --store"):
-        AnswerStore.open(store._folder, 4.0)  # as an online run at one ε does
+        AnswerStore.open(store._folder, 1.0)  # as an online run does, which states the largest
     for levels, said in (((1.0,), "2 to 16 different"), ((1.0, 1.0), "different"), ((0.0, 1.0), "above 0")):
         with pytest.raises(UserError, match=said):
             AnswerStore(store._folder / "none", levels)
@@ -136,20 +199,6 @@ def test_the_levels_are_terms_of_the_store(store: AnswerStore) -> None:
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(store: AnswerStore) -> Iterator[LabelServer]:
-    with serving(store) as server:
-        yield server
-
-
-@pytest.fixture
-def anna(server: LabelServer) -> Client:
-    """A person whose browser has opened her link."""
-    client = Client(server.port, "a" * 64)
-    assert client("POST", "/claim", claim(server.store.add_person("anna"), client.secret))[0] == 200
-    return client
 
 
 def choose(client: Client, digit: str) -> tuple[int, Any]:
@@ -289,7 +338,8 @@ def test_answers_of_each_level_have_its_rate(tmp_path: Path) -> None:
 def test_a_store_is_exported_with_the_level_of_each_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the labels that are learnt from. Anna is asked at .5 and then at 4, ben at .5, of which he skips one."""
+    """To the labels that are learnt from. Anna is asked at .5 and then at 4, ben at .5, of which he skips one. What
+    waits first is left to her, so he answers what she was asked at 4."""
     store = AnswerStore(tmp_path / "s", LEVELS)
     store.ask([make_question(f"{i} {who}", f"p{i}", "yes", "no") for i in range(30) for who in "ab"])
     for name, numbers, z in (("anna", (0, 2), -1), ("ben", (0,), 1)):
@@ -307,10 +357,10 @@ def test_a_store_is_exported_with_the_level_of_each_answer(
 
     bundle = read_release(tmp_path / "out")
     assert bundle.manifest.levels == {"chosen": PAGE, "events": [[0.5, 10], [1.0, 0], [4.0, 5]]}
-    assert bundle.manifest.totals == {"record": 4.0, "person": 22.5}
+    assert bundle.manifest.totals == {"record": 4.5, "person": 22.5}
     assert bundle.manifest.guarantee["statement"].endswith("must not depend on its label")
     assert main(["verify-release", str(tmp_path / "out")]) == 0
-    assert "largest total ε of any pair: 4; of any person: 22.5" in capsys.readouterr().out
+    assert "largest total ε of any pair: 4.5; of any person: 22.5" in capsys.readouterr().out
     rows = [(each.prompt, each.response_a if answers[each.id] == 1 else each.response_b, epsilons[each.id])
             for each in store.questions() if answers.get(each.id)]  # fmt: skip
     assert Counter((row.prompt, row.chosen, row.epsilon) for row in bundle) == Counter(rows)
@@ -406,7 +456,7 @@ def test_a_store_of_one_epsilon_stays_as_it_is(of_one: AnswerStore, tmp_path: Pa
     of_one.give("anna", event, 1)
     of_one.ask([make_question("q4", "p4", "yes", "no")])
     assert of_one.open_questions("anna") == [], "three answers at 1 of a budget of 3"
-    assert of_one.answer_counts() == of_one.epsilons() == {}
+    assert (of_one.answer_counts(), of_one.epsilons()) == ({"anna": {1.0: 3}}, {})
     AnswerStore(tmp_path / "new", 1.0, 3.0).close()
     rows = re.compile("^INSERT.*\n", flags=re.MULTILINE)
     assert rows.sub("", dump(tmp_path / "new")) == rows.sub("", f"BEGIN TRANSACTION;{OF_ONE}COMMIT;")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
 from private_rlhf.labelling.labellers import Labeller
 from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.online.pool import noise_at
 from private_rlhf.online.rounds import make_labeller
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
@@ -29,3 +31,11 @@ def test_a_page_s_store_is_begun_by_its_server_and_has_the_recipe_s_epsilon(tmp_
     assert (made(tmp_path / "s", 1.0).epsilon, made(tmp_path / "s", 1.0).waits) == (1.0, True)
     with pytest.raises(UserError, match="other --store"):
         made(tmp_path / "s", 2.0)
+
+
+def test_a_store_of_levels_has_the_recipe_s_epsilon_as_its_largest(tmp_path: Path) -> None:
+    AnswerStore(tmp_path / "s", (0.5, 4.0), 8.0)
+    assert noise_at(made(tmp_path / "s", 4.0).mechanism, [4.0, 0.5]).flip_prob.tolist() == [
+        LabelNoise.of(epsilon).flip_prob for epsilon in (4.0, 0.5)]  # fmt: skip
+    with pytest.raises(UserError, match="other --store"):
+        made(tmp_path / "s", 0.5)

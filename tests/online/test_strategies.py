@@ -7,10 +7,13 @@ import math
 
 import pytest
 import torch
+from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.online.pool import OpenPairs
+from private_rlhf.core.noise_levels import LevelledNoise
+from private_rlhf.online.pool import AnsweredPairs, Candidates, OpenPairs, Pool
 from private_rlhf.online.posterior import Learner, Posterior
-from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
+from private_rlhf.online.rounds import measure
+from private_rlhf.online.strategies import STRATEGIES, Strategy, by_information, choose
 from private_rlhf.reward_models.losses import fisher_weight
 
 NOISE, KL = LabelNoise.of(1.0), 0.5
@@ -73,6 +76,68 @@ def test_designs_are_the_greedy_choice_by_brute_force(strategy: Strategy, bound:
         assert value(found) == pytest.approx(max(map(value, left)), rel=1e-9)  # type: ignore[arg-type]
         information += information_of(held, x, found)  # type: ignore[arg-type]
         left.remove(found)  # type: ignore[arg-type]
+
+
+def test_the_most_informative_pair_comes_first_by_brute_force() -> None:
+    x, held = candidates(), posterior()
+    picked = choose("passive", held, x, all_pairs(x), 6, fresh())
+    ordered, left = by_information(held, x, picked).tolist(), picked.tolist()
+    information = held.information.clone()
+    for pair in ordered:
+        values = {tuple(each): float(torch.logdet(information + information_of(held, x, tuple(each)))) for each in left}
+        assert values[tuple(pair)] == pytest.approx(max(values.values()), rel=1e-12)
+        information += information_of(held, x, tuple(pair))
+        left.remove(pair)
+    assert not left
+
+
+# --- an ε of each answer ----------------------------------------------------------------------------------------------
+
+LEVELS = (0.5, 4.0)
+
+
+def answers_at(epsilons: list[float], seed: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, LevelledNoise]:
+    """Coordinates of both sides, fair coins, and their noise."""
+    one, other = candidates(2, len(epsilons), seed=seed)
+    z = torch.where(torch.rand(len(epsilons), generator=fresh(seed)) < 0.5, 1.0, -1.0).double()
+    return one, other, z, LevelledNoise.of(LEVELS, epsilons)
+
+
+def test_a_learner_reads_each_answer_at_its_own_epsilon() -> None:
+    """By the slope of −Σ log P̃ᵢ, P̃ᵢ = αᵢσ(zᵢΔᵢ) + (1 − αᵢ)σ(−zᵢΔᵢ), which is nought at θ and not with one α."""
+    rounds = [answers_at([0.5, 4.0, 0.5]), answers_at([4.0, 4.0, 0.5, 4.0], seed=6)]
+    learner = Learner(3, LevelledNoise.of(LEVELS, []), None, KL, ridge=0.3)
+    assert learner.worth == 0
+    for each in rounds:
+        held = learner.add(*each)
+    epsilons = torch.tensor([0.5, 4.0, 0.5, 4.0, 4.0, 0.5, 4.0], dtype=torch.float64)
+    one, other, z = (torch.cat([each[part] for each in rounds]) for part in range(3))
+
+    def slope(keep: torch.Tensor) -> float:
+        theta = held.theta.clone().requires_grad_()
+        margin = z * ((one - other) @ theta)
+        chance = keep * torch.sigmoid(margin) + (1 - keep) * torch.sigmoid(-margin)
+        (grad,) = torch.autograd.grad(-chance.log().sum() + 0.15 * theta @ theta, theta)
+        return float(grad.abs().max())
+
+    assert slope(torch.sigmoid(epsilons)) < 1e-3
+    assert min(slope(torch.sigmoid(one_for_all)) for one_for_all in (epsilons.mean(), epsilons.max())) > 0.05
+    assert learner.worth == pytest.approx(float((torch.tanh(epsilons / 2) ** 2).sum() / math.tanh(2.0) ** 2))
+    assert held.noise == LabelNoise.of(4.0), "of the next question"
+    assert torch.equal(learner.add(*(part[:0] for part in answers_at([0.5])[:3])).theta, held.theta)
+    with pytest.raises(UserError, match="same levels"):
+        learner.add(*answers_at([0.5])[:3], LabelNoise.of(4.0))
+
+
+def test_held_out_answers_are_debiased_each_at_its_own_epsilon() -> None:
+    one, other, z, noise = answers_at([0.5, 4.0, 0.5, 4.0])
+    checked, held = AnsweredPairs([], one, other, z, noise), posterior()
+    pool = Pool(Candidates([], [], one, one), one, None)
+    row = measure(held, 4, pool, checked, 0.0)["held_out_accuracy_debiased"]
+    agrees = (((held.reward(one) - held.reward(other)) * z) > 0).double()
+    keep = torch.sigmoid(torch.tensor([0.5, 4.0, 0.5, 4.0], dtype=torch.float64))
+    shrink = 2 * keep - 1
+    assert row["value"] == pytest.approx(float((shrink * (agrees - 1 + keep)).sum() / (shrink**2).sum()))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -160,7 +160,7 @@ def confirmed_stand(folder: Path) -> None:
 
 def exported(folder: Path) -> object:
     with closing(AnswerStore(folder / "store", 1.0)) as store:
-        people = store.people()
+        people = store.persons()
     return (folder / "answers.jsonl").read_bytes(), contents(folder / "bundle"), people
 
 

@@ -153,6 +153,11 @@ def test_a_labelling_page_asks_nobody_more(tmp_path: Path) -> None:
         assert own.online is not None
         with pytest.raises(UserError, match="must allow at most 1 answers a person"):
             make_labeller(own.online, own.privatize, own.seed, tmp_path)
+    AnswerStore(tmp_path / "levels", (0.5, 2.0), 3.0).close()  # one answer at 2, and six at .5
+    own = settings(tmp_path / "levels")
+    assert own.online is not None
+    with pytest.raises(UserError, match="must allow at most 1 answers a person"):
+        make_labeller(own.online, own.privatize, own.seed, tmp_path)
     AnswerStore(tmp_path / "right", 2.0, 2.0).close()
     own = settings(tmp_path / "right")
     assert own.online is not None

@@ -264,6 +264,48 @@ def test_a_file_drop_is_waited_for_and_skips_are_left_out(workspace: Workspace, 
     assert facts["history"][-1]["labels"] == facts["events"]
 
 
+def test_people_at_pages_answer_a_run_each_at_their_own_epsilon(workspace: Workspace, tmp_path: Path) -> None:
+    """Anna at 4 and ben at .5, who raises it between rounds: the bundles have each answer at the ε of its question,
+    the most informative ones went to anna, and what a person spent is stated."""
+    store = AnswerStore(tmp_path / "store", (0.5, 1.0, 4.0))
+    for person, number in {"anna": 2, "ben": 0}.items():
+        store.add_person(person)
+        store.choose_level(person, number)
+    page = ("online.labeller=page", f"online.folder={tmp_path / 'store'}", "privatize.epsilon=4")
+    run, given = RunDir(tmp_path / "run"), online_recipe(workspace, *page)
+    runner.execute(given, run, runner.Selection(only="sft"))
+    first: list[tuple[str, ...]] = []
+    for _ in range(3):
+        with pytest.raises(RunWaits, match="wait for an answer"):
+            runner.execute(given, run, runner.Selection(only="online"))
+        first.append(tuple(question.id[-5:] for _, question, _ in store.open_questions("anna")))
+        while any(waiting := {person: store.open_questions(person) for person in ("ben", "anna")}.values()):
+            for person, questions in zip(("ben", "anna"), waiting, strict=True):
+                for number, (event, *_) in enumerate(questions):
+                    store.give(person, event, 1 if number % 3 else -1)
+        store.choose_level("ben", 1)
+    assert set(first) == {tuple(f"{number:05d}" for number in range(5))}
+    runner.execute(given, run, runner.Selection(only="online"))
+    answers, epsilons, asked = store.answers(), store.epsilons(), {each.id: each for each in store.questions()}
+    expected = sorted((asked[id].prompt, asked[id].response_a if z == 1 else asked[id].response_b, epsilons[id])
+                      for id, z in answers.items())  # fmt: skip
+    bundles = [read_release(run.stage("online") / name) for name in ("release", "evaluation")]
+    assert sorted((row.prompt, row.chosen, row.epsilon) for bundle in bundles for row in bundle) == expected
+    assert len(set(epsilons.values())) == 3
+    counts = store.answer_counts()
+    largest = max(sum(level * count for level, count in draws.items()) for draws in counts.values())
+    assert [bundle.manifest.totals["person"] for bundle in bundles] == [largest] * 2
+    facts = run.require("online")["report"]["ledger"]["labelers"]
+    assert facts["busiest"] == [{"epsilon": 4.0, "events": counts["anna"][4.0]}]
+    assert (facts["max_epsilon"], facts["unattributed_events"]) == (largest, 0)
+    kept = [read_json(path) for path in (run.stage("online") / "rounds").iterdir()]
+    assert {id: epsilon for row in kept for id, epsilon in row["epsilons"].items()} == epsilons
+    for only in ("reward", "ppo", "evaluate"):
+        runner.execute(given, run, runner.Selection(only=only))
+    fitted = read_json(run.stage("reward") / "fit.json")["levels"]
+    assert [level for level, _ in fitted] == [0.5, 1.0, 4.0]
+
+
 @pytest.mark.slow
 def test_people_at_pages_answer_a_run(workspace: Workspace, tmp_path: Path) -> None:
     """The run stops where it waits, shows the operator its rounds, asks nothing twice, and ends with their z."""
