@@ -14,6 +14,7 @@ from private_rlhf.data.container import ROWS_PER_GROUP, settle, write_shard
 from private_rlhf.data.release import (
     MANIFEST,
     PAGE,
+    TERMINAL,
     ReleasedPair,
     ReleaseManifest,
     release_schema,
@@ -58,7 +59,8 @@ def write_answers(
     if isinstance(mechanism, LevelledResponse):
         counts = Counter(row.epsilon for row in pairs)
         events = [[level.epsilon, counts[level.epsilon]] for level in mechanism.levels]
-        total, levels = most_at_levels(pairs), {"chosen": PAGE, "events": events}
+        chosen = TERMINAL if randomised_by == "terminal" else PAGE
+        total, levels = most_at_levels(pairs), {"chosen": chosen, "events": events}
     totals = {"record": total, "person": person_total}
     manifest = ReleaseManifest(form, len(pairs), source, facts, DropCounts().as_dict(), totals=totals, levels=levels)
     write_pairs(folder, manifest, pairs)

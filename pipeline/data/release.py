@@ -71,7 +71,8 @@ EPSILON = "epsilon"
 """The column with the ε of each label, where each has its own."""
 PERSON, WORD = "once by each person", "before the labels, by the word of their holder"
 PAGE = "by each person, before the labelling page put the question"
-"""The three ways in which the levels of a release's labels may have been chosen."""
+TERMINAL = "by the person at the terminal, before the first question of a round"
+"""The four ways in which the levels of a release's labels may have been chosen."""
 _NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
 
 
@@ -394,8 +395,8 @@ _SOUND: Mapping[str, Callable[[Any], bool]] = {
     or (isinstance(value, dict) and set(value) == {"record", "person"} and _positive(value["record"])
         and (value["person"] is None or _positive(value["person"]))),
     "levels": lambda value: value is None
-    or (isinstance(value, dict) and list(value) == ["chosen", "events"] and value["chosen"] in (PERSON, WORD, PAGE)
-        and isinstance(value["events"], list) and len(value["events"]) > 1
+    or (isinstance(value, dict) and list(value) == ["chosen", "events"] and isinstance(value["events"], list)
+        and value["chosen"] in (PERSON, WORD, PAGE, TERMINAL) and len(value["events"]) > 1
         and all(isinstance(each, list) and len(each) == 2 and _positive(each[0]) and _counts(each[1])
                 for each in value["events"])),
     "canonicalisation": lambda value: _counts(value) and value == CANONICALISATION,

@@ -7,7 +7,6 @@ Answers are private labels z: 1 for response_a, -1 for response_b, None for a sk
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import secrets
@@ -15,7 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -48,6 +47,7 @@ from private_rlhf.privacy.local import DrawStore
 from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
 from private_rlhf.privacy.records import Text
 
+AnyEpsilon = float | Sequence[float]  # of all answers, or of which each person chooses one
 Margin = Callable[[Question], float]
 """r*(response_a) - r*(response_b) of a known truth, finite."""
 
@@ -84,11 +84,12 @@ class Labeller(Protocol):
 class _Folder(Labeller):
     """Questions in a folder, which two labellers share only on the same terms."""
 
-    def __init__(self, folder: Path, epsilon: float) -> None:
-        self.folder, self.epsilon = folder, check_epsilon(epsilon)
-        self.mechanism: RandomizedResponse | LevelledResponse = RandomizedResponse(epsilon)
+    def __init__(self, folder: Path, epsilon: AnyEpsilon) -> None:
+        self.folder, self.mechanism = folder, mechanism_at(epsilon)
+        self.epsilon, levels = self.mechanism.epsilon, [level.epsilon for level in self.mechanism.levels]
         folder.mkdir(parents=True, exist_ok=True)
-        _same_terms(folder / "labeller.json", {"kind": type(self).__name__, "epsilon": self.epsilon} | self.terms())
+        terms = {"kind": type(self).__name__, "epsilon": levels if len(levels) > 1 else self.epsilon}
+        _same_terms(folder / "labeller.json", terms | self.terms())
         path = folder / "questions.jsonl"
         self._asked = {each.id: each for each in (read_questions(path) if path.exists() else ())}
 
@@ -103,7 +104,7 @@ class _Kept(_Folder):
     waits = False
     randomised_by: RandomisedBy | None = None
 
-    def __init__(self, folder: Path, epsilon: float) -> None:
+    def __init__(self, folder: Path, epsilon: AnyEpsilon) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(folder)
         super().__init__(folder, epsilon)
@@ -146,7 +147,7 @@ class _Kept(_Folder):
 
 def _same_terms(path: Path, terms: dict[str, object]) -> None:
     """UserError where a folder was begun on other terms. Removes what a killed labeller left half written there."""
-    for name in (path.name, "questions.jsonl", "answers.jsonl"):
+    for name in (path.name, "questions.jsonl", "answers.jsonl", CHOSEN):
         sweep_temporaries(path.parent, name)
     try:
         before = read_json(path)
@@ -178,13 +179,10 @@ class _Coin:
         """True with this probability."""
         return self.bits(53, what) < share * 2**53
 
-    def label(self, share: float) -> int:
-        """1 with this probability, or -1."""
-        return 1 if self.below(share, "label") else -1
-
-    def randomised(self, label: int, epsilon: float) -> int:
-        """Randomised response with the mechanism's integers."""
-        return check_label(label) * (1 if self.bits(129, "flip") < LEVELS + keep_threshold(epsilon) else -1)
+    def randomised(self, share: float, epsilon: float) -> int:
+        """A label that is 1 with this probability, or -1, through randomised response with the mechanism's integers."""
+        label = 1 if self.below(share, "label") else -1
+        return label if self.bits(129, "flip") < LEVELS + keep_threshold(epsilon) else -label
 
 
 def _logistic(margin: float) -> float:
@@ -208,7 +206,7 @@ class Simulated(_Kept):
         """At once."""
         for each in waiting:
             coin = _Coin(self.seed, each.id)
-            yield each.id, coin.randomised(coin.label(_logistic(self.margin(each))), self.epsilon)
+            yield each.id, coin.randomised(_logistic(self.margin(each)), self.epsilon)
 
 
 class Crowd(Simulated):
@@ -237,10 +235,7 @@ class Crowd(Simulated):
     def check(self, asked: Mapping[str, Question]) -> None:
         """The budgets."""
         if len(asked) > self.persons * self.most:
-            raise UserError(
-                f"{len(asked)} questions are too many for {self.persons} persons who answer {self.most} each:"
-                " ask fewer, or more persons"
-            )
+            raise UserError(f"{len(asked)} questions are too many for {self.persons} persons at {self.most}: ask fewer")
 
     def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
         """At once."""
@@ -249,7 +244,7 @@ class Crowd(Simulated):
             coin = _Coin(self.seed, each.id)
             lazy = coin.below(self.laziness, "lazy")
             share = 0.5 if lazy else _logistic(self.margin(each) / self.noise[person[each.id]])
-            yield each.id, coin.randomised(coin.label(share), self.epsilon)
+            yield each.id, coin.randomised(share, self.epsilon)
 
     def answer_counts(self) -> dict[str, dict[float, int]]:
         """`Labeller.answer_counts`."""
@@ -301,14 +296,14 @@ class _Drawn(_Kept):
     """True labels that come here are randomised by `DrawStore` before anything is stored: an event that is answered
     twice, because a kill came between, keeps its draw."""
 
-    def __init__(self, folder: Path, epsilon: float) -> None:
+    def __init__(self, folder: Path, epsilon: AnyEpsilon) -> None:
         super().__init__(folder, epsilon)
         self._draws = DrawStore(folder / DRAWS, (1, -1))
 
-    def draw(self, labels: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
-        """(id, private label): all draws are on the disk before the first is given."""
+    def draw(self, labels: Mapping[str, int | None], at: float | None = None) -> Iterator[tuple[str, int | None]]:
+        """(id, private label): all draws are on the disk before the first is given. at: their ε."""
         events = [(id, (1 - check_label(label)) // 2) for id, label in labels.items() if label is not None]
-        places = dict(zip((id for id, _ in events), self._draws.answer(events, self.epsilon), strict=True))
+        places = dict(zip((id for id, _ in events), self._draws.answer(events, at or self.epsilon), strict=True))
         for id, label in labels.items():
             place = places.get(id)
             yield id, None if label is None or place is None else (1, -1)[place]
@@ -349,38 +344,52 @@ class Command(_Drawn):
 
 
 class Terminal(_Drawn):
-    """A person at this terminal. The answers are shown in random order; what is typed is randomised before it is
-    stored, and stays in the terminal's own scrollback."""
+    """A person at this terminal, who chooses one of several ε before the first of the questions that wait. Answers are
+    shown in random order; what is typed is randomised before it is stored, and stays in the terminal's scrollback."""
 
     randomised_by = "terminal"
 
-    def __init__(self, folder: Path, epsilon: float, source: IO[str] | None = None, out: IO[str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, epsilon: AnyEpsilon, source: IO[str] | None = None, out: IO[str] | None = None
+    ) -> None:
         super().__init__(folder, epsilon)
         self.source, self.out = source or sys.stdin, out or sys.stderr
+        self._chosen: dict[str, float] = read_json(path) if (path := folder / CHOSEN).exists() else {}
+
+    def epsilons(self) -> dict[str, float]:
+        """`Labeller.epsilons`."""
+        chosen = {self._asked[id].record: epsilon for id, epsilon in self._chosen.items()}
+        return {id: chosen[each.record] for id, each in self._asked.items() if each.record in chosen}
 
     def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
         """One after another; stops at the end of the input."""
+        levels = {str(number): level for number, level in enumerate(self.mechanism.levels, 1)}
+        new = [each.id for each in waiting if each.id not in self._chosen and len(levels) > 1]
+        if new:  # on the disk before a question is shown: no level can depend on its answer
+            offers = [f"{number}: ε = {level.epsilon:g}, of 100 answers {100 * level.noise.keep_prob:.3g} stay true\n"
+                      for number, level in levels.items()]  # fmt: skip
+            if (typed := self._typed(f"\nYour ε for {len(new)} questions?\n{''.join(offers)}Which? ", levels)) is None:
+                return
+            self._chosen |= dict.fromkeys(new, levels[typed].epsilon)
+            write_json(self.folder / CHOSEN, self._chosen, 0o600)
         for number, each in enumerate(waiting, 1):
             turned = secrets.randbits(1)
             shown = (each.response_a, each.response_b)[:: -1 if turned else 1]
             print_lines(f"\n--- {number} of {len(waiting)}\n{plain(each.prompt)}", file=self.out)
             for name, text in zip("12", shown, strict=True):
                 print_lines(f"\n[{name}] {plain(text)}", file=self.out)
-            typed = self._typed()
-            if typed is None:
+            if (typed := self._typed("\nBetter: 1, 2, t (tie) or s (skip)? ", ("1", "2", "t", "s"))) is None:
                 return
             choice = {"1": 1, "2": -1, "t": 1 - 2 * secrets.randbits(1), "s": None}[typed]
             label = choice if choice is None or not turned else -choice
-            yield from self.draw({each.id: label})
+            yield from self.draw({each.id: label}, self._chosen.get(each.id))
 
-    def _typed(self) -> str | None:
+    def _typed(self, asked: str, choices: Collection[str]) -> str | None:
         while True:
-            print_lines("\nBetter: 1, 2, t (tie) or s (skip)? ", end="", file=self.out)
+            print_lines(asked, end="", file=self.out)
             text = self.source.readline()
-            if not text:
-                return None
-            if text.strip().lower() in ("1", "2", "t", "s"):
-                return text.strip().lower()
+            if not text or text.strip().lower() in choices:
+                return text.strip().lower() or None
 
 
 def plain(text: Text) -> str:
@@ -401,13 +410,18 @@ def exact_total(draws: Mapping[float, int]) -> Fraction:
     return sum((count * Fraction(repr(epsilon)) for epsilon, count in draws.items()), Fraction())
 
 
+def mechanism_at(epsilon: AnyEpsilon) -> RandomizedResponse | LevelledResponse:
+    """The mechanism at one ε, or at one of several that each person chooses among."""
+    return LevelledResponse.of(epsilon) if isinstance(epsilon, Sequence) else RandomizedResponse(epsilon)
+
+
 def busiest(labeller: Labeller) -> tuple[tuple[float, int], ...]:
     """(ε, answers) of the person who spent most, by rising ε; empty where persons are not known."""
     each = (tuple(sorted(draws.items())) for draws in labeller.answer_counts().values())
     return max(each, key=total_epsilon, default=())
 
 
-DRAWS = "draws.db"
+DRAWS, CHOSEN = "draws.db", "levels.json"
 LABELS = (-1, 1)  # as `label-filter` has them
 
 
@@ -416,10 +430,9 @@ class DrawRecord(DrawStore):
 
     def recorded(self, event: str, epsilon: float) -> int | None:
         """The label that was drawn for an event at this epsilon; None where none was."""
-        name = hashlib.sha256(event.encode()).digest()
         query = "SELECT draw FROM draws WHERE event = ? AND epsilon = ?"
         with self._named_errors():
-            row = self._base.execute(query, (name, float(epsilon))).fetchone()
+            row = self._base.execute(query, (sha256(event.encode()).digest(), float(epsilon))).fetchone()
         return None if row is None else LABELS[row[0]]
 
 
@@ -428,7 +441,5 @@ def check_draws(folder: Path, answers: Mapping[str, int | None], epsilon: float)
     with closing(DrawRecord(folder / DRAWS, LABELS)) as record:
         for id, label in answers.items():
             if label is not None and record.recorded(id, epsilon) != label:
-                raise UserError(
-                    f"{folder / 'answers.jsonl'}: answer {id!r} must be the draw of {DRAWS} at epsilon {epsilon:g}, got"
-                    " another: put there what `private-rlhf label-filter` gave"
-                )
+                rule = f"answer {id!r} must be the draw of {DRAWS} at epsilon {epsilon:g}, got another"
+                raise UserError(f"{folder / 'answers.jsonl'}: {rule}: put there what `private-rlhf label-filter` gave")

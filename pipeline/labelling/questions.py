@@ -116,11 +116,9 @@ def write_questions(path: Path, questions: Iterable[Question], mode: int = 0o644
     write_text(path, "".join(line(question.as_json()) for question in questions), mode)
 
 
-def write_answers(
-    path: Path, answers: Mapping[str, int | None], mode: int = 0o600, epsilons: Mapping[str, float] = NONE
-) -> None:
-    """Writes the file whole. epsilons: as `answer_lines`."""
-    write_text(path, "".join(answer_lines(answers, epsilons)), mode)
+def write_answers(path: Path, answers: Mapping[str, int | None], epsilons: Mapping[str, float] = NONE) -> None:
+    """Writes the file whole, for its owner. epsilons: as `answer_lines`."""
+    write_text(path, "".join(answer_lines(answers, epsilons)), 0o600)
 
 
 def answer_lines(answers: Mapping[str, int | None], epsilons: Mapping[str, float]) -> Iterator[str]:

@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.errors import UserError, is_name, one_line
-from private_rlhf.labelling.labellers import answers_within
+from private_rlhf.labelling.labellers import answers_within, mechanism_at
 from private_rlhf.labelling.questions import Question, unasked
 from private_rlhf.privacy.guarantee import RandomisedBy
 from private_rlhf.privacy.keys import make_private_folder
-from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
 
 FILE = "answers.db"
 AHEAD = 5
@@ -79,8 +78,7 @@ _COUNTS = (
 
 @dataclass(frozen=True)
 class Person:
-    """One labelling person. given, skipped: number of questions they answered, or passed over in public; held: of those
-    that wait for an answer."""
+    """One labelling person. given, skipped, held: numbers of questions answered, passed over in public, and waiting."""
 
     name: str
     given: int
@@ -112,8 +110,7 @@ class AnswerStore:
     randomised_by: RandomisedBy = "page"
 
     def __init__(self, folder: Path, epsilon: float | Sequence[float], budget: float | None = None) -> None:
-        self.mechanism: RandomizedResponse | LevelledResponse = (
-            LevelledResponse.of(epsilon) if isinstance(epsilon, Sequence) else RandomizedResponse(epsilon))  # fmt: skip
+        self.mechanism = mechanism_at(epsilon)
         self.levels = tuple(level.epsilon for level in self.mechanism.levels)
         self.epsilon, self.budget = self.levels[-1], budget
         self.most = None if budget is None else answers_within(budget, self.epsilon)
@@ -250,9 +247,8 @@ class AnswerStore:
     def persons(self) -> list[Person]:
         """Everybody by name."""
         counts = (
-            "SELECT people.name, COUNT(answer) - COUNT(CASE answer WHEN 0 THEN 1 END), COUNT(CASE answer WHEN 0 THEN 1"
-            " END), COUNT(event) - COUNT(answer) FROM people LEFT JOIN events ON events.person = people.name"
-            " GROUP BY people.name ORDER BY people.name"
+            "SELECT name, COUNT(NULLIF(answer, 0)), COUNT(CASE answer WHEN 0 THEN 1 END), COUNT(event) - COUNT(answer)"
+            " FROM people LEFT JOIN events ON events.person = people.name GROUP BY name ORDER BY name"
         )
         with self._transaction() as base:
             return [Person(*row) for row in base.execute(counts)]
@@ -309,10 +305,8 @@ class AnswerStore:
         """Number of questions at ε that may be handed to a person beside those that wait with them."""
         held = "SELECT COUNT(*) FROM events WHERE person = ? AND answer IS NULL"
         places = AHEAD - int(base.execute(held, (person,)).fetchone()[0])
-        if self.budget is None:
-            return places
-        rows = base.execute(_DRAWS.format(level=self._level), (person,))
-        return min(places, answers_within(self.budget, epsilon, {each or epsilon: count for each, count in rows}))
+        draws = {each or epsilon: count for each, count in base.execute(_DRAWS.format(level=self._level), (person,))}
+        return places if self.budget is None else min(places, answers_within(self.budget, epsilon, draws))
 
     def give(self, person: str, event: str, answer: int) -> None:
         """Keeps z = 1 or -1, or `SKIPPED`; on the disk when this returns. The same one again changes nothing.

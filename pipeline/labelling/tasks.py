@@ -49,10 +49,7 @@ def _question(task: Any, fields: Sequence[str], where: str) -> Question:
     if not isinstance(data, dict) or not isinstance(task.get("id"), int | str):
         raise UserError(f'{where}: is not of the form {{"id": 1, "data": {{…}}}}; export the tasks as JSON')
     if any(task.get(name) for name in LABELS):
-        raise UserError(
-            f"{where}: holds annotations, which are labels as they are: they belong to `private-rlhf privatize`; here,"
-            " give tasks without them"
-        )
+        raise UserError(f"{where}: holds annotations, which are true labels for `private-rlhf privatize`: remove them")
     if missing := [name for name in fields if name not in data]:
         raise UserError(f"{where}: its data have no field {missing[0]}; name prompt and responses with --fields")
     try:

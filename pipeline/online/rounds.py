@@ -63,7 +63,7 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
             " command again when they are there"
         )
     facts = {"answers": received, "epsilons": labeller.epsilons()}
-    row = {name: {each.id: values[each.id] for each in questions} for name, values in facts.items() if values}
+    row = {name: {each.id: values.get(each.id) for each in questions} for name, values in facts.items() if values}
     atomic.write_json(path, {"questions": as_json} | row)
     return row
 
@@ -112,10 +112,8 @@ def round_line(row: Mapping[str, Any]) -> str:
 
 
 def make_labeller(settings: OnlineConfig, privatize: PrivatizeConfig, seed: int, folder: Path) -> Labeller:
-    """The labeller of a recipe's sections; a simulated one has the seed, and its answers in `folder`.
-
-    UserError for a folder that was begun on other terms.
-    """
+    """The labeller of a recipe's sections; a simulated one has the seed, and its answers in `folder`. UserError for a
+    folder that was begun on other terms."""
     epsilon = privatize.epsilon
     if settings.folder is None:
         crowd = settings.crowd
@@ -130,7 +128,9 @@ def make_labeller(settings: OnlineConfig, privatize: PrivatizeConfig, seed: int,
     if settings.labeller == "command":
         assert settings.command is not None
         return Command(folder, epsilon, settings.command)
-    return Terminal(folder, epsilon) if settings.labeller == "terminal" else FileDrop(folder, epsilon)
+    if settings.labeller == "terminal":
+        return Terminal(folder, privatize.epsilon_levels or epsilon)
+    return FileDrop(folder, epsilon)
 
 
 def check_person_budget(store: AnswerStore, privatize: PrivatizeConfig, folder: Path) -> None:

@@ -67,7 +67,7 @@ class PrivatizeConfig:
     epsilon_column: Annotated[str | None, IF_SET] = None
     """Column that holds the ε of each label, one of epsilon_levels, in place of one epsilon. Released, as `epsilon`."""
     epsilon_levels: Annotated[list[float] | None, IF_SET] = None
-    """With epsilon_column: every ε that may stand in it, 2 to 16 of them."""
+    """With epsilon_column: every ε that may stand in it, 2 to 16. For online.labeller: terminal, the choice there."""
     levels_before_labels: Annotated[bool, NO_EFFECT] = False
     """With epsilon_column: your word that every level was set before its label was given. Without it each person must
     have one level in a release, since a level that is chosen after the answer tells it. Not checked."""
@@ -108,7 +108,7 @@ class PrivatizeConfig:
 
     def _take_levels(self) -> None:
         """Set epsilon to the largest level, and refuse what does not go with an ε for each label."""
-        if (self.epsilon_column is None) != (self.epsilon_levels is None):
+        if self.epsilon_column is not None and self.epsilon_levels is None:
             raise ValueError("epsilon_column must go with epsilon_levels: give both, or remove it")
         if self.epsilon_levels is None:
             return

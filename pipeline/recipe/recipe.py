@@ -64,9 +64,11 @@ class Recipe:
             raise ValueError("data.public_labels must be true for evaluation_labels: public: set it, or take private")
         if self.evaluation_labels == "laplace":
             self._check_counts()
-        privatize = self.privatize
+        privatize, online = self.privatize, self.online
         if privatize.person_budget is not None and self.online is None and privatize.labeler_column is None:
             raise ValueError("privatize.labeler_column must be given with person_budget: name that column")
+        if privatize.epsilon_levels and not (privatize.epsilon_column or (online and online.labeller == "terminal")):
+            raise ValueError("privatize.epsilon_levels must go with epsilon_column: give both, or remove it")
         if self.online is not None:
             self._check_online(self.online)
         if self.aligner in ON_TRL and (self.ppo.extra_rewards or self.ppo.quantize):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,36 @@ def test_a_terminal_shows_what_it_is_given_and_obeys_none_of_it(tmp_path: Path) 
     assert "\\x1b[2J" in out.getvalue()
     shown = out.getvalue().split("[1] ")[1].splitlines()[0]
     assert labeller.answers() == {"q": 1 if shown == asked[0].response_a else -1, "q0": None}
+
+
+def test_a_person_at_a_terminal_chooses_an_epsilon_before_the_first_question(tmp_path: Path) -> None:
+    """It stands on the disk before a text is shown; whoever comes back finds it there, and chooses for others."""
+    folder, asked = tmp_path / "t", QUESTIONS[:4]
+    with pytest.raises(UserError, match="2 to 16"):
+        Terminal(tmp_path / "none", [1.0])
+
+    class Screen(io.StringIO):
+        def write(self, text: str, /) -> int:
+            if "prompt" in text:
+                assert set(json.loads((folder / "levels.json").read_text()).values()) <= {40.0, 80.0}
+            return super().write(text)
+
+    out = Screen()
+    labeller = Terminal(folder, [80.0, 40.0], io.StringIO("3\n1\n1\n"), out)
+    labeller.ask(asked[:2])
+    assert out.getvalue().index("Which?") < out.getvalue().index("prompt")
+    assert labeller.answers().keys() == {"q0"}
+    with pytest.raises(UserError, match="other terms"):
+        Terminal(folder, 80.0)
+    again = Terminal(folder, [40.0, 80.0], io.StringIO("1\n2\ns\n1\n"), Screen())
+    again.ask(asked[:2])  # its level was chosen: the 1 is an answer
+    assert again.answers().keys() == {"q0", "q1"}
+    again.ask([*asked, Question("turned", asked[2].prompt, asked[2].response_b, asked[2].response_a)])
+    assert again.epsilons() == {"q0": 40.0, "q1": 40.0, "q2": 80.0, "q3": 80.0, "turned": 80.0}
+    with closing(DrawStore(folder / "draws.db", (1, -1))) as draws:
+        stored = draws._base.execute("SELECT epsilon FROM draws ORDER BY epsilon").fetchall()
+    answered = sorted(id for id, label in again.answers().items() if label and id != "turned")
+    assert stored == [(again.epsilons()[id],) for id in answered]
 
 
 def test_a_budget_holds_as_many_answers_as_it_says() -> None:

@@ -179,12 +179,21 @@ def recipe(**changes: Any) -> Recipe:
         ({"data": {"public_labels": True, "limit": 5}}, "online.rounds"),
         ({"data": {"public_labels": True, "message_keys": ["name"]}}, "data.message_keys must be null with online"),
         ({"online": {"candidates": 1}}, "candidates"),
+        ({"privatize": {"epsilon_levels": [0.5, 4.0]}}, "epsilon_levels must go with epsilon_column"),
         ({"online": {"strategy": "clever"}}, "strategy"),
     ],
 )
 def test_what_a_recipe_cannot_say(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         recipe(**changes)
+
+
+def test_a_terminal_s_levels_are_the_recipe_s(tmp_path: Path) -> None:
+    given = recipe(privatize={"epsilon_levels": [4.0, 0.5]}, online={"labeller": "terminal", "folder": str(tmp_path)})
+    assert (given.privatize.epsilon, given.online is None) == (4.0, False)
+    assert given.online is not None
+    labeller = rounds_of_stage.make_labeller(given.online, given.privatize, 0, tmp_path)
+    assert [level.epsilon for level in labeller.mechanism.levels] == [0.5, 4.0]
 
 
 def test_more_questions_than_pairs_are_refused() -> None:
