@@ -22,7 +22,8 @@ from typing import Any
 from private_rlhf.core.atomic import new_file, write_text
 from private_rlhf.core.documents import parse_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.layout import read_preferences
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.layout import read_preferences, read_rows
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import Text, canonical_record, encode_text
 
@@ -85,13 +86,15 @@ def fair_coin() -> int:
     return 1 - 2 * secrets.randbits(1)
 
 
-def plant(source: str, output: Path, truth_file: Path, count: int, coin: Coin = fair_coin) -> int:
+def plant(
+    source: str, output: Path, truth_file: Path, count: int, coin: Coin = fair_coin, columns: tuple[str, ...] = ()
+) -> int:
     """Write `source` to `output` (JSONL: prompt, chosen, rejected; rows in their order) with `count` labels replaced by
     coins, and the coins to `truth_file`; both 0600. Returns the number of canaries.
 
-    The pairs are picked at random among those that occur once in the source; columns other than the three are not
-    carried over. Memory: 24 bytes per row. UserError: count < 1, an output that exists, fewer than `count` pairs, or a
-    source that cannot be read.
+    The pairs are picked at random among those that occur once in the source. columns: others that are carried over, of
+    which none may hold the label. Memory: 24 bytes per row. UserError: count < 1, an output that exists, fewer than
+    `count` pairs, or a source that cannot be read.
     """
     for path in (output, truth_file):
         if path.exists():
@@ -102,21 +105,24 @@ def plant(source: str, output: Path, truth_file: Path, count: int, coin: Coin = 
     times = Counter(key for key, _ in keys)
     eligible = array("q", (row for row, (key, side) in enumerate(keys) if side and times[key] == 1))
     if len(eligible) < count:
-        rule = f"{source}: has {len(eligible)} pairs that occur once"
-        raise UserError(f"{rule}, fewer than --canaries {count}; ask for less")
+        raise UserError(f"{source}: has {len(eligible)} pairs that occur once, fewer than --canaries {count}: lower it")
     picked = set(secrets.SystemRandom().sample(eligible, count))
     truth: dict[bytes, tuple[int, ...]] = {}
     frames: dict[bytes, tuple[int, int]] = {}
 
     def lines() -> Iterator[str]:
-        for row, (prompt, chosen, rejected, _) in enumerate(read_preferences(source)):
+        options = Options(ties="coin", special_tokens="keep", columns=columns)
+        for row, ((prompt, chosen, rejected, _), read) in enumerate(read_rows(source, None, options)):
             if row in picked:
                 label = coin()
                 key, side = keys[row]
                 truth[key], frames[key] = (label,), frames_of(prompt, chosen, rejected)
                 if label != side:
                     chosen, rejected = rejected, chosen
-            yield json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}, ensure_ascii=False) + "\n"
+            if missing := sorted(set(columns) - set(read)):
+                raise UserError(f"{source}: row {row + 1} has no column {missing[0]!r}; name others with --carry")
+            pair = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+            yield json.dumps(pair | {name: read[name] for name in columns}, ensure_ascii=False) + "\n"
 
     with new_file(output, 0o600) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(lines())

@@ -46,6 +46,7 @@ class Request:
     key: Path | None = None
     truth: Path | None = None
     plant: Path | None = None
+    carry: tuple[str, ...] = ()
     epsilon: float | None = None
     output: Path | None = None
     as_json: bool = False
@@ -75,11 +76,10 @@ def _plant(request: Request, planted: Path) -> int:
         raise UserError("attack --plant takes one source of raw preferences; give a single path")
     if (truth := _truth_file(request)) is None:
         raise UserError("attack --plant writes the canaries' labels beside the key; pass --key FILE or --truth FILE")
-    count = plant(str(request.targets[0]), planted, truth, request.canaries or DEFAULT_CANARIES)
-    print_lines(
-        f"{count} canaries in {planted} (owner-only); their labels in {truth}: keep both secret. Release {planted} in"
-    )
-    print_lines(f"place of the source, then judge with: private-rlhf attack RELEASE --truth {truth}")
+    source, many = str(request.targets[0]), request.canaries or DEFAULT_CANARIES
+    count = plant(source, planted, truth, many, columns=request.carry)
+    print_lines(f"{count} canaries in {planted} (owner-only); their labels in {truth}: keep both secret.")
+    print_lines(f"Release {planted} in place of the source; judge with: private-rlhf attack RELEASE --truth {truth}")
     return 0
 
 

@@ -48,6 +48,7 @@ def attack(
     key: Annotated[Path | None, typer.Option("--key", help="Key file that planted canaries lie beside.")] = None,
     truth: Annotated[Path | None, typer.Option("--truth", help="Labels of planted canaries.")] = None,
     plant: Annotated[Path | None, typer.Option("--plant", help="Write the source with canaries here (JSONL).")] = None,
+    carry: Annotated[str, typer.Option("--carry", help="With --plant: further columns, a,b (people, ε).")] = "",
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Claim to test; default: the manifests'.")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Write the result here as JSON (0600).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -68,5 +69,5 @@ def attack(
     if output is not None:
         inputs, secret = (*targets, raw, key, truth), raw is not None
         output = output_file(output, "--output", rewrites=RESULT, inputs=inputs, force=force, secret=secret)
-    options = (raw, canaries, key, truth, plant, epsilon, output, as_json)
+    options = (raw, canaries, key, truth, plant, tuple(filter(None, carry.split(","))), epsilon, output, as_json)
     raise typer.Exit(run_attack(Request(targets, release, *options)))

@@ -413,21 +413,24 @@ def _all_texts(value: list[Any]) -> bool:
 
 def read_preferences(source: str | Path, split: str | None = None, options: Options | None = None) -> Iterator[RawPair]:
     """Stream the raw preference pairs of a source: the true labels, so call it where those may be read. Of a tie the
-    first response counts as chosen.
+    first response counts as chosen. UserError: no such source or split, a missing column, a row that does not fit, or
+    no rows at all."""
+    return (pair for pair, _ in read_rows(source, split, options))
 
-    UserError: no such source or split, a missing column, a row that does not fit, or no rows at all.
-    """
+
+def read_rows(source: str | Path, split: str | None, options: Options | None) -> Iterator[tuple[RawPair, Row]]:
+    """The pairs of `read_preferences`, each with its row."""
     parts = open_source(source, split)
     layout = find_layout(str(source), parts, options or Options(ties="coin", special_tokens="keep"))
 
-    def stream() -> Iterator[RawPair]:
+    def stream() -> Iterator[tuple[RawPair, Row]]:
         try:
             for part in parts:
-                for number, _, ((prompt, *responses), sign) in layout.judged_rows(
+                for number, row, ((prompt, *responses), sign) in layout.judged_rows(
                     part.rows(layout.wanted), f"{part.name}, {part.unit}"
                 ):
                     chosen, rejected = responses if sign >= 0 else responses[::-1]
-                    yield RawPair(prompt, chosen, rejected, number)
+                    yield RawPair(prompt, chosen, rejected, number), row
         except MarkedSource as fault:
             raise layout.marked(parts, fault) from None
 

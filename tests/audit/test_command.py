@@ -12,6 +12,7 @@ from audit.worlds import World, make_world, sound
 from private_rlhf.audit.canaries import write_truth
 from private_rlhf.cli import main
 from private_rlhf.core.user import user_folder
+from private_rlhf.privacy.keys import keygen
 from support.leaky import chosen_first, id_of_joined_texts, kept_column
 
 Capture = pytest.CaptureFixture[str]
@@ -26,6 +27,27 @@ def truth_file(world: World, folder: Path) -> Path:
     path = folder / "truth.jsonl"
     write_truth(path, world.truth())
     return path
+
+
+def test_canaries_keep_the_person_and_the_epsilon_of_their_rows(tmp_path: Path, capsys: Capture) -> None:
+    source, planted, key = tmp_path / "s.jsonl", tmp_path / "planted.jsonl", tmp_path / "k.key"
+    rows = [{"prompt": f"prompt {i}", "chosen": f"yes {i}", "rejected": f"no {i}", "who": f"w{i % 7}",
+             "eps": (0.5, 4)[i % 7 > 2], "note": "left"} for i in range(400)]  # fmt: skip
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keygen(key)
+    plant = ["attack", str(source), "--canaries", "300", "--plant", str(planted), "--key", str(key), "--carry"]
+    assert main([*plant, "who,epsi"]) == 2
+    assert "epsi" in capsys.readouterr().err
+    assert not planted.exists()
+    assert main([*plant, "who,eps"]) == 0
+    kept = [json.loads(line) for line in planted.read_text().splitlines()]
+    assert [(row["prompt"], row["who"], row["eps"]) for row in kept] == [(f"prompt {i}", row["who"], row["eps"])
+                                                                        for i, row in enumerate(rows)]  # fmt: skip
+    assert {*kept[0]} == {"prompt", "chosen", "rejected", "who", "eps"}
+    given = ["--output", str(tmp_path / "out"), "--key", str(key), "--labeler-column", "who", "--epsilon-column", "eps",
+             "--epsilon-levels", "0.5,4"]  # fmt: skip
+    assert main(["privatize", "--data", str(planted), *given]) == 0
+    assert main(["attack", str(tmp_path / "out"), "--key", str(key)]) == 0
 
 
 def test_planted_released_and_judged(tmp_path: Path, world: World, capsys: Capture) -> None:

@@ -8,7 +8,7 @@ BATCHES, ENGINE, MECHANISM = "pipeline/privacy/batches.py", "pipeline/data/engin
 EVENTS, LOCAL, COUNTS = "pipeline/privacy/events.py", "pipeline/privacy/local.py", "pipeline/privacy/counts.py"
 ROWS, WHOLE, COLUMNS = "tests/data/test_curate_rows.py", "tests/data/test_curate.py", "tests/privacy/test_batches.py"
 CHAIN, RENAMED = "tests/privacy/test_mechanism.py", "tests/data/test_renamed.py"
-FILTER, NOISE = "tests/privacy/test_local.py", "tests/privacy/test_counts.py"
+FILTER, NOISE, LEVELLED = "tests/privacy/test_local.py", "tests/privacy/test_counts.py", "tests/privacy/test_levels.py"
 
 _END = "    z[walkers[coins != 0]] = coins[coins != 0]\n    return z\n"
 _START = "    threshold = mechanism.threshold\n    if threshold == 0:\n"
@@ -109,6 +109,21 @@ LAW = (
             ),
         ),
         tests=(f"{CHAIN}::test_joint_law_of_two_levels_on_samples",),
+    ),
+    Mutant(
+        "a level by the label",
+        "labels +1 are released at the largest of the declared ε",
+        "The ε that a person chooses for a label depends on the answer",
+        (
+            Edit(
+                BATCHES,
+                '        keys["level"] = columns.levels[keep]\n',
+                '        keys["level"] = np.where(keys["label"] > 0, columns.levels.max(), columns.levels[keep])\n',
+            ),
+        ),
+        tests=(f"{LEVELLED}::test_each_row_is_what_its_level_alone_releases",),
+        attacks=("levels",),
+        twins="levels",
     ),
     Mutant(
         "one step too high",

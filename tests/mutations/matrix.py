@@ -85,12 +85,16 @@ def run_mutant(mutant: Mutant | None, sound: Sequence[Mutant] = MUTANTS) -> Resu
 
 
 def detect(copy: Path, kind: str, scenario: str) -> dict[str, Any]:
-    """What `detect` says in the copy."""
-    done = run_in(copy, str(copy / "tests" / "mutations" / "detect.py"), kind, scenario)
+    """What `detect` says in the copy, or `levels` of its scenario."""
+    done = run_in(copy, str(copy / "tests" / "mutations" / _script(scenario)), kind, scenario)
     if done.returncode:
         raise RuntimeError(f"{kind} {scenario}: {done.stderr[-2000:]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def _script(scenario: str) -> str:
+    return "levels.py" if scenario == "levels" else "detect.py"
 
 
 def refused(copy: Path) -> tuple[bool, str]:
@@ -122,7 +126,9 @@ def failing(copy: Path, tests: Sequence[str]) -> tuple[bool, str]:
 def version(mutant: Mutant | None) -> str:
     """Of the mutant and of the scenarios, so that a result of before is not taken for one of now. The program itself
     goes on: `pytest -m slow tests/mutations` asks whether the matrix still holds."""
-    scenarios = (ROOT / "tests" / "mutations" / "detect.py").read_text(encoding="utf-8")
+    shown = [*mutant.attacks, *filter(None, [mutant.twins])] if mutant else ["levels"]
+    files = dict.fromkeys(["detect.py", *map(_script, shown)])
+    scenarios = "".join((ROOT / "tests" / "mutations" / name).read_text(encoding="utf-8") for name in files)
     return hashlib.sha256((repr(mutant or MUTANTS) + scenarios).encode()).hexdigest()[:16]
 
 

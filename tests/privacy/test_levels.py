@@ -254,15 +254,14 @@ def test_attack_finds_levels_that_were_chosen_by_the_label(tmp_path: Path, told:
     generator = random.Random(3)
     source = tmp_path / "source.jsonl"
     words = ["".join(generator.choices("abcdefgh ", k=generator.randint(20, 60))) for _ in range(1600)]
-    pairs = [(f"question {i}", *words[2 * i : 2 * i + 2]) for i in range(800)]
-    names = ("prompt", "chosen", "rejected")
+    pairs = [(f"question {i}", *words[2 * i : 2 * i + 2], f"person {i % 5}", LEVELS[i % 5 % 3]) for i in range(800)]
+    names = ("prompt", "chosen", "rejected", "who", "eps")
     source.write_text("".join(json.dumps(dict(zip(names, pair, strict=True))) + "\n" for pair in pairs))
     planted, truth = tmp_path / "planted.jsonl", tmp_path / "truth.jsonl"
-    plant(str(source), planted, truth, 700, lambda: 1 - 2 * generator.getrandbits(1))
+    plant(str(source), planted, truth, 700, lambda: 1 - 2 * generator.getrandbits(1), ("who", "eps"))
     rows = [json.loads(line) for line in planted.read_text().splitlines()]
-    for number, row in enumerate(rows):
-        row["who"] = f"person {number % 5}"
-        row["eps"] = (0.5, 4.0)[len(row["chosen"]) > len(row["rejected"])] if told else LEVELS[number % 5 % 3]
+    for row in rows if told else ():
+        row["eps"] = (0.5, 4.0)[len(row["chosen"]) > len(row["rejected"])]
     key = keygen(tmp_path / "k.key")
     release(rows, tmp_path / "released", key, levels_before=told)
     outcome = run_attacks([tmp_path / "released"], read_truth(truth))

@@ -26,8 +26,19 @@ from support.twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-def test_a_whole_run_writes_the_same_under_other_labels(workspace: Workspace, tmp_path: Path) -> None:
-    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 120), workspace, *SHORT)
+COLUMNS = {
+    "who": lambda number: f"person {number % 7}", "event": lambda number: "" if number % 3 else number,
+    "eps": lambda number: 0.5 if number % 7 < 4 else 1.0,
+}  # fmt: skip
+LEVELLED = ("privatize.labeler_column=who", "privatize.epsilon_column=eps", "privatize.epsilon_levels=[0.5,1]",
+            "privatize.epsilon=1")  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", [(), LEVELLED], ids=["one epsilon", "levels"])
+def test_a_whole_run_writes_the_same_under_other_labels(
+    workspace: Workspace, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 120, **COLUMNS), workspace, *SHORT, *overrides)
     found = verdict_of(recipe, tmp_path / "twins")
     assert found.comparison.leaks == ()
     assert found.labels == 120
@@ -40,14 +51,13 @@ def test_a_whole_run_writes_the_same_under_other_labels(workspace: Workspace, tm
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("privatize.labeler_column=who", "privatize.event_column=event")],
-    ids=["pairs", "labellers and events"],
+    [(), ("privatize.labeler_column=who", "privatize.event_column=event"), LEVELLED],
+    ids=["pairs", "labellers and events", "levels"],
 )
 def test_a_release_is_the_same_under_other_labels(
     workspace: Workspace, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    columns = {"who": lambda number: f"person {number % 7}", "event": lambda number: "" if number % 3 else number}
-    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 300, **columns), workspace, *overrides)
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 300, **COLUMNS), workspace, *overrides)
     found = verdict_of(recipe, tmp_path / "twins", "privatize")
     assert found.comparison.leaks == ()
     assert found.turned > 150
