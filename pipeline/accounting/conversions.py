@@ -24,8 +24,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         order = 1.0 + excess
         return rho * order - math.log(order * delta) / excess + math.log(excess / order)
 
-    # The textbook optimum √(log(1/δ)/ρ) lies within a few e-folds of the true one.
-    centre = 0.5 * math.log(-math.log(delta) / rho)
+    centre = 0.5 * math.log(-math.log(delta) / rho)  # the textbook optimum, a few e-folds from the true one at most
     minimum = minimize_scalar(bound, bounds=(centre - 12.0, centre + 12.0), method="bounded", options={"xatol": 1e-10})
     return max(0.0, min(float(minimum.fun), zcdp_epsilon_closed(rho, delta)))
 
@@ -39,8 +38,7 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
     """The largest ρ for which `zcdp_epsilon(ρ, delta)` is at most `epsilon` > 0."""
     positive("epsilon", epsilon)
     probability("delta", delta)
-    # A bracket: rho = epsilon + 1 is too large unless delta is near 1.
-    high = epsilon + 1.0
+    high = epsilon + 1.0  # too large unless delta is near 1
     while zcdp_epsilon(high, delta) < epsilon:
         high *= 2.0
     root = float(brentq(lambda rho: zcdp_epsilon(rho, delta) - epsilon, 0.0, high, xtol=1e-14, rtol=1e-13))
@@ -50,10 +48,8 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
 
 
 def advanced_composition(epsilon: float, times: int, slack: float) -> float:
-    """ε√(2k log(1/δ')) + kε(e^ε − 1) for k ε-DP mechanisms, chosen adaptively, at additional δ' = `slack`.
-
-    Dwork, Rothblum and Vadhan (2010), Theorem III.3, both terms. Infinite for ε beyond 700.
-    """
+    """ε√(2k log(1/δ')) + kε(e^ε − 1) for k ε-DP mechanisms, chosen adaptively, at additional δ' = `slack`;
+    infinite for ε beyond 700. Dwork, Rothblum and Vadhan (2010), Theorem III.3, both terms."""
     not_negative("epsilon", epsilon)
     count("times", times)
     probability("slack", slack)

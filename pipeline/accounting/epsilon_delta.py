@@ -34,13 +34,8 @@ class Guarantee:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types: the four fields first, then the details."""
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "statement": self.statement,
-            "assumptions": list(self.assumptions),
-            **self.details,
-        }
+        stated = {"epsilon": self.epsilon, "delta": self.delta, "statement": self.statement}
+        return {**stated, "assumptions": list(self.assumptions), **self.details}
 
 
 def guarantee(epsilon: float, delta: float, what: str, assumptions: tuple[str, ...], **details: Any) -> Guarantee:

@@ -120,10 +120,8 @@ def least_noise_multiplier(
     sample_size: int = 1,
     bound: Callable[[int, Phases, float, int], float] = composed_epsilon,
 ) -> float:
-    """The least noise multiplier (to 0.1 %) for which `bound` of `steps` is at most `target_epsilon`.
-
-    OutsideAssumptions if 10⁴ is not enough; never less than 10⁻⁴.
-    """
+    """The least noise multiplier (to 0.1 %, at least 10⁻⁴) for which `bound` of `steps` is at most `target_epsilon`.
+    OutsideAssumptions if 10⁴ is not enough."""
     positive("target_epsilon", target_epsilon)
     count("steps", steps)
     probability("target_delta", target_delta)

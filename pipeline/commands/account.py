@@ -39,14 +39,19 @@ def randomized_response(
 
 @app.command()
 def person(
-    budget: Annotated[float, typer.Option("--budget", help="E: the most that one person may lose, > 0.")],
-    questions: Annotated[int, typer.Option("--questions", help="n: the most that anyone is asked, ≥ 1.")],
+    budget: Annotated[float, typer.Option("--budget", help="E: the most that one person may lose, > 0.")] = 0.0,
+    questions: Annotated[int, typer.Option("--questions", help="n: the most that anyone is asked, ≥ 1.")] = 0,
+    given: Annotated[str, typer.Option("--answers", help="Instead: how many were given at each ε, 0.5:10,4:2.")] = "",
     target_delta: Annotated[float, typer.Option("--target-delta", help="δ of the exact (ε, δ) beside E.")] = 1e-6,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
-    """Print a table of answers per person and their ε within a budget, the best marked."""
+    """Print a table of answers per person and their ε within a budget, the best marked; or what answers cost (JSON)."""
+    from private_rlhf.accounting.people import at_levels
     from private_rlhf.accounting.people import person as accountant
 
+    if given:
+        print_guarantee(at_levels, _by_level(given), target_delta)
+        return
     if as_json:
         print_guarantee(accountant, budget, questions, target_delta)
         return
@@ -57,6 +62,13 @@ def person(
         line = f"{row['answers']:>7}  {row['epsilon']:>9.4g}  {row['information']:>11.4f}  {exact:>8}"
         print_lines(line + ("  <- best" if row["answers"] == best.details["answers"] else ""))
     print_lines(f"{best.statement}; information: of all answers together, relative to the best, at margin 0")
+
+
+def _by_level(text: str) -> list[tuple[float, int]]:
+    try:
+        return [(float(epsilon), int(number)) for epsilon, number in (part.split(":") for part in text.split(","))]
+    except ValueError:
+        raise UserError(f"--answers must be EPSILON:NUMBER, with commas between, got {text!r}: 0.5:10,4:2") from None
 
 
 def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: Any) -> Guarantee:

@@ -85,9 +85,6 @@ def sample(
     """Print sampled answers of a policy."""
     from private_rlhf.evaluation.checkpoint_comparison import sample_text
 
-    for text, answers in zip(
-        prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True
-    ):
-        print_lines(f"> {text}")
-        for answer in answers:
-            print_lines(f"  {answer}")
+    sampled = sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt)
+    for text, answers in zip(prompt, sampled, strict=True):
+        print_lines(f"> {text}", *(f"  {answer}" for answer in answers))

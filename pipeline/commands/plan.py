@@ -19,9 +19,7 @@ def plan(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Plan for that many GPUs.")] = None,
     gpu_memory: Annotated[float | None, typer.Option("--gpu-memory", min=0.1, help="GiB of each of them.")] = None,
     sharded: Annotated[bool, typer.Option("--sharded", help="Weights are split over the GPUs (FSDP2).")] = False,
-    model_config: Annotated[
-        Path | None, typer.Option("--model-config", help="config.json of a model that is not here.")
-    ] = None,
+    model_config: Annotated[Path | None, typer.Option("--model-config", help="config.json of another model.")] = None,
     _calibrate: Annotated[
         bool, typer.Option("--calibration/--no-calibration", hidden=True, help="Ignored: hours are not estimated.")
     ] = False,
@@ -30,7 +28,6 @@ def plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. ppo.minibatch_size=8")] = None,
 ) -> None:
     """Estimate the peak memory of every stage; refuse what cannot fit."""
-
     from private_rlhf.commands.memory import GIB, Machine, estimate, this_machine
     from private_rlhf.core import atomic
     from private_rlhf.core.rundir import RunDir
@@ -73,12 +70,6 @@ def plan(
             name: {"bytes": round(sum(terms.values())), "terms": {term: round(size) for term, size in terms.items()}}
             for name, terms in estimated.peaks.items()
         }
-        document = {
-            "recipe": recipe.name,
-            "dtype": recipe.model.dtype,
-            "device": machine.device,
-            "processes": machine.processes,
-            "limit_bytes": round(machine.limit),
-            "stages": stages,
-        }
+        document = {"recipe": recipe.name, "dtype": recipe.model.dtype, "device": machine.device}
+        document |= {"processes": machine.processes, "limit_bytes": round(machine.limit), "stages": stages}
         atomic.write_text(output, json.dumps(document, indent=2) + "\n")

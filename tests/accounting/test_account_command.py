@@ -23,6 +23,18 @@ def test_every_kind_prints_its_guarantee(command: str, epsilon: float, capsys: C
     assert (printed["epsilon"], printed["delta"], len(printed["assumptions"])) == (epsilon, 0.0, 3)
 
 
+def test_person_adds_up_answers_at_several_levels(capsys: Capture) -> None:
+    assert main(shlex.split("account person --answers 0.1:3,4:2")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["epsilon"], printed["by_level"][0]) == (8.3, {"epsilon": 0.1, "answers": 3, "total": 0.3})
+    assert "chosen with its answer in view" in printed["assumptions"][0]
+    for given in ("", "--answers 4", "--answers 4:x", "--answers 0:2", "--answers 4:0"):
+        assert main(shlex.split(f"account person {given}")) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert "must be" in line
+
+
 def test_person_marks_the_best_number_of_answers(capsys: Capture) -> None:
     assert main(shlex.split("account person --budget 2 --questions 20")) == 0
     head, *rows, last = capsys.readouterr().out.splitlines()

@@ -9,8 +9,11 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from private_rlhf.accounting.conversions import advanced_composition, zcdp_epsilon, zcdp_epsilon_closed, zcdp_rho
-from private_rlhf.accounting.people import randomized_response
+from private_rlhf.accounting.people import at_levels, randomized_response
+from private_rlhf.privacy.person import person_epsilon
 from scipy.stats import norm
 
 
@@ -29,6 +32,29 @@ def test_person_level_by_enumeration() -> None:
 def test_a_hundred_labels_of_one_person() -> None:
     assert randomized_response(0.5, 100).details["exact"]["epsilon"] == pytest.approx(33.3, abs=0.05)
     assert randomized_response(0.5, 10**6).details["exact"]["epsilon"] is None
+
+
+@given(st.dictionaries(st.integers(1, 60), st.integers(1, 30), min_size=1, max_size=4))
+def test_answers_at_several_levels_add_up_exactly(tenths: dict[int, int]) -> None:
+    """In whole tenths; the exact ε at δ is at most the sum, and rounding takes nothing from it."""
+    answers = [(tenth / 10, number) for tenth, number in tenths.items()]
+    promise = at_levels(answers, 1e-3)
+    totals = [tenth * number for tenth, number in tenths.items()]
+    assert promise.epsilon == sum(totals) / 10
+    assert [row["total"] for row in promise.details["by_level"]] == [total / 10 for total in totals]
+    assert promise.details["exact"]["epsilon"] == person_epsilon(answers, 1e-3) <= promise.epsilon + 1e-12
+    if len(answers) == 1:
+        assert promise.details["exact"] == randomized_response(*answers[0], 1e-3).details["exact"]
+
+
+def test_levels_of_a_person_by_enumeration() -> None:
+    """Two answers at .5 and one at 2: the largest log-ratio of all vectors is the sum, and δ at the stated ε holds."""
+    promise, levels = at_levels([(0.5, 2), (2.0, 1)], 1e-2), np.array([0.5, 0.5, 2.0])
+    keep = 1 / (1 + np.exp(-levels))
+    vectors = np.array(list(itertools.product((0, 1), repeat=3)))
+    p, q = (np.where(vectors == side, keep, 1 - keep).prod(axis=1) for side in (1, 0))
+    assert np.log(p / q).max() == pytest.approx(promise.epsilon) == pytest.approx(3.0)
+    assert np.maximum(p - math.exp(promise.details["exact"]["epsilon"]) * q, 0).sum() <= 1e-2
 
 
 def gaussian_delta(epsilon: float, rho: float) -> float:
