@@ -112,6 +112,42 @@ def test_whoever_raises_pays_the_difference_and_whoever_lowers_nothing(
     assert Ledger.open(load_key(key)).verify() == []
 
 
+EVENTS = [(who, number) for who in "ab" for number in range(3)]
+some = st.dictionaries(st.sampled_from(EVENTS), st.sampled_from(LEVELS), min_size=1)
+alike = st.builds(dict.fromkeys, st.lists(st.sampled_from(EVENTS), min_size=1, unique=True), st.sampled_from(LEVELS))
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.booleans(), alike) | st.tuples(st.just(False), some), min_size=2, max_size=4))
+def test_any_mix_of_releases_costs_each_event_its_largest_level(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[bool, dict[tuple[str, int], float]]]
+) -> None:
+    """Some of the events, each at any level or all at one ε, again and again: raised, lowered, left out. The ledger has
+    each person's total by level, a budget of exactly that is kept, and an event has one label at one ε."""
+    folder = tmp_path_factory.mktemp("mix")
+    move_to(folder)
+    key, most, seen = keygen(folder / "k.key"), dict.fromkeys(EVENTS, 0.0), dict[tuple[str, float], str]()
+    for number, (plain, levels) in enumerate(batches):
+        of_all = zip(EVENTS, rows_of({"a": 0, "b": 0}, 3), strict=True)
+        rows = [row | {"prompt": f"{row['who']}: {row['prompt']}", "eps": levels[event]}
+                for event, row in of_all if event in levels]  # fmt: skip
+        most |= {event: max(level, most[event]) for event, level in levels.items()}
+        spent = {who: math.fsum(level for event, level in most.items() if event[0] == who) for who in "ab"}
+        one: dict[str, Any] = {"epsilon": rows[0]["eps"]} if plain else {"levels_before": True}
+        limit = Budget(max(spent.values()), "person")
+        opened = release(rows, folder / f"r{number}", key, budget=limit, **one)
+        facts = shown(key)
+        assert facts["epsilon_total"] == max(most.values())
+        assert facts["labelers"]["max_epsilon"] == limit.epsilon
+        busiest = {each["epsilon"]: each["events"] for each in facts["labelers"]["busiest"]}
+        counted = [{level: list(most.values())[at : at + 3].count(level) for level in LEVELS} for at in (0, 3)]
+        assert busiest in [{level: count for level, count in each.items() if count} for each in counted]
+        for row in opened:
+            epsilon = rows[0]["eps"] if row.epsilon is None else row.epsilon
+            assert seen.setdefault((str(row.prompt), epsilon), str(row.chosen)) == row.chosen
+    assert Ledger.open(load_key(key)).verify() == []
+
+
 def test_a_person_s_total_is_by_level(tmp_path: Path) -> None:
     key = keygen(tmp_path / "k.key")
     rows = rows_of({"a": 0.5}, 4)
