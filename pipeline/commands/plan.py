@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from private_rlhf.commands.options import Force
@@ -70,6 +70,6 @@ def plan(
             name: {"bytes": round(sum(terms.values())), "terms": {term: round(size) for term, size in terms.items()}}
             for name, terms in estimated.peaks.items()
         }
-        document = {"recipe": recipe.name, "dtype": recipe.model.dtype, "device": machine.device}
+        document: dict[str, Any] = {"recipe": recipe.name, "dtype": recipe.model.dtype, "device": machine.device}
         document |= {"processes": machine.processes, "limit_bytes": round(machine.limit), "stages": stages}
         atomic.write_text(output, json.dumps(document, indent=2) + "\n")

@@ -292,9 +292,9 @@ class AnswerStore:
             people = base.execute(larger, (epsilon,)).fetchall() if more > 0 and self.has_levels else ()
             left = sum(max(0, self._places(base, *each)) for each in people)
             for _ in range(more):  # one by one: two ids of one pair may follow each other
-                if not (rows := base.execute(_NEXT, (person, left + 1)).fetchall()):
+                if not (free := base.execute(_NEXT, (person, left + 1)).fetchall()):
                     break
-                event, record = rows[-1]
+                event, record = free[-1]
                 base.execute("UPDATE events SET person = ? WHERE event = ?", (person, event))
                 asked = (person, record, epsilon)[: 2 + self.has_levels]
                 base.execute(f"INSERT INTO asked VALUES ({', '.join('?' * len(asked))})", asked)

@@ -62,7 +62,7 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
             f"online: {missing} of {len(questions)} questions of round {path.stem} wait for an answer; run the same"
             " command again when they are there"
         )
-    facts = {"answers": received, "epsilons": labeller.epsilons()}
+    facts: dict[str, Mapping[str, Any]] = {"answers": received, "epsilons": labeller.epsilons()}
     row = {name: {each.id: values.get(each.id) for each in questions} for name, values in facts.items() if values}
     atomic.write_json(path, {"questions": as_json} | row)
     return row
