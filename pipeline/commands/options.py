@@ -51,17 +51,17 @@ def escape_help(command: Any) -> None:
 
 def refuse_digit_groups(command: Any, arguments: Sequence[str]) -> None:
     """UserError for a number option that is given as 1_0, which Python reads as 10."""
-    numbers = _number_options(command)
     for place, each in enumerate(arguments):
+        command = getattr(command, "commands", {}).get(each, command)  # from here on the options are its own
         option, equals, value = each.partition("=")
         value = value if equals else next(iter(arguments[place + 1 : place + 2]), "")
-        if option in numbers and "_" in value:
+        if option in _number_options(command) and "_" in value:
             raise UserError(f"{option} must be a number without underscores, got {value!r}: write its digits")
 
 
 def _number_options(command: Any) -> set[str]:
-    """The options of a command, and of those below it, whose values are numbers."""
-    numbers = set().union(*map(_number_options, getattr(command, "commands", {}).values()))
+    """The options of a command whose values are numbers."""
+    numbers: set[str] = set()
     for param in command.params:  # typer has a click of its own in recent versions, where a type is described otherwise
         described = getattr(param, "type_descriptor", None)
         kind = described.annotation if described is not None else getattr(getattr(param, "type", None), "name", "")
