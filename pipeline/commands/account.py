@@ -46,16 +46,15 @@ def person(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Print a table of answers per person and their ε within a budget, the best marked; or what answers cost (JSON)."""
-    from private_rlhf.accounting.people import at_levels
-    from private_rlhf.accounting.people import person as accountant
+    from private_rlhf.accounting import people
 
     if given:
-        print_guarantee(at_levels, _by_level(given), target_delta)
+        print_guarantee(people.at_levels, _by_level(given), target_delta)
         return
     if as_json:
-        print_guarantee(accountant, budget, questions, target_delta)
+        print_guarantee(people.person, budget, questions, target_delta)
         return
-    best = guarantee_of(accountant, budget, questions, target_delta)
+    best = guarantee_of(people.person, budget, questions, target_delta)
     print_lines(f"answers  ε of each  information  ε at δ = {target_delta:g}")
     for row in best.details["table"]:
         exact = "-" if row["epsilon_at_delta"] is None else f"{row['epsilon_at_delta']:.4g}"
