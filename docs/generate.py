@@ -1,4 +1,5 @@
-"""Writes the reference pages that follow from the code: every recipe key, every command, every tried file shape.
+"""Writes the reference pages that follow from the code: every recipe key, every command, every tried file shape; and
+into the pages of `pipeline/labelling` their words, from `locales/`, and the SHA-256 of their scripts and styles.
 
 python docs/generate.py [--check]    --check fails where a page is not what the code says
 """
@@ -8,10 +9,15 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 import tempfile
 import typing
+from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -178,17 +184,43 @@ def shapes_page() -> str:
     return f"{SHAPES}\n" + "\n".join(lines).replace("{}", "read as", 1).replace("{}", "the line", 1) + "\n"
 
 
-PAGES = {"recipe.md": recipe_page, "cli.md": cli_page, "shapes.md": shapes_page}
+ASKING = DOCS.parent / "pipeline" / "labelling"
+
+
+def browser_page(name: str) -> str:
+    """A page of the labelling room with the words of `locales/` and the SHA-256 of its script and its style."""
+    text = (ASKING / name).read_text(encoding="utf-8")
+    words = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(LOCALES)}
+    lines = ",\n".join(f'"{code}": {json.dumps(words[code], ensure_ascii=False)}' for code in sorted(words))
+    lines = lines.replace("<", "\\u003c")
+    start = '<script type="application/json" id="languages">'
+    text = re.sub(f"(?s)({start}).*?(</script>)", lambda match: f"{match[1]}{{\n{lines}\n}}{match[2]}", text)
+    for kind, inside in re.findall(r"(?s)<(script|style)>(.*?)</\1>", text):
+        digest = b64encode(sha256(inside.encode()).digest()).decode()
+        text = re.sub(f"({kind}-src 'sha256-)[^']*", lambda match, digest=digest: match[1] + digest, text, count=1)
+    return text
+
+
+LOCALES = list((ASKING / "locales").glob("*.json"))
+REFERENCE = DOCS / "reference"
+PAGES: dict[Path, Callable[[], str]] = {
+    REFERENCE / "recipe.md": recipe_page,
+    REFERENCE / "cli.md": cli_page,
+    REFERENCE / "shapes.md": shapes_page,
+    ASKING / "page.html": partial(browser_page, "page.html"),
+    ASKING / "operator.html": partial(browser_page, "operator.html"),
+}
 
 
 def main(check: bool) -> int:
     """Writes or checks the pages; how many are not what the code says."""
-    stale = [name for name, page in PAGES.items() if not _same(DOCS / "reference" / name, page())]
-    for name in stale:
+    stale = [path for path, page in PAGES.items() if not _same(path, page())]
+    for path in stale:
         if check:
-            print(f"docs/reference/{name} is not what the code says: run python docs/generate.py", file=sys.stderr)
+            name = path.relative_to(DOCS.parent)
+            print(f"{name} is not what the code says: run python docs/generate.py", file=sys.stderr)
         else:
-            (DOCS / "reference" / name).write_text(PAGES[name](), encoding="utf-8")
+            path.write_text(PAGES[path](), encoding="utf-8")
     return len(stale) if check else 0
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from labelling.test_page import PAGE, QUESTIONS, answer, serving
+from labelling.test_page import PAGE, QUESTIONS, answer, enter, serving
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.labelling.labellers import FileDrop
 from private_rlhf.labelling.questions import Question, make_question, write_questions
@@ -36,7 +36,7 @@ def opened(server: LabelServer, folder: Path, link: str) -> Iterator[Tab]:
     """A tab at a person's link."""
     with Chromium(folder) as browser:
         tab = browser.tab()
-        tab.open(f"http://127.0.0.1:{server.port}/#{link}")
+        enter(tab, f"http://127.0.0.1:{server.port}/#{link}")
         tab.wait("!byId('question').hidden")
         yield tab
 
@@ -265,7 +265,7 @@ def test_the_server_is_killed_in_the_middle_of_answers(tmp_path: Path) -> None:
     try:
         with Chromium(tmp_path / "profile") as browser:
             tab = browser.tab()
-            tab.open(f"http://127.0.0.1:{port}/#{link}")
+            enter(tab, f"http://127.0.0.1:{port}/#{link}")
             for number in range(12):
                 answer(tab, "ArrowLeft" if number % 2 else "ArrowRight")
                 if number % 3 == 1:
@@ -289,7 +289,7 @@ def test_from_disk_with_a_file_of_questions(tmp_path: Path) -> None:
     with Chromium(tmp_path / "profile") as browser:
         tab = browser.tab()
         for _ in range(2):  # the second time all are answered already
-            tab.open(PAGE.as_uri())
+            enter(tab, PAGE.as_uri())
             tab.wait("memory && !byId('file').hidden")
             document = tab.call("DOM.getDocument")["root"]["nodeId"]
             node = tab.call("DOM.querySelector", nodeId=document, selector="#questions")["nodeId"]

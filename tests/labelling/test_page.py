@@ -34,6 +34,12 @@ def serving(store: AnswerStore, port: int = 0) -> Iterator[LabelServer]:
         thread.join()
 
 
+def enter(tab: Tab, url: str) -> None:
+    """Opens a page and skips its practice question."""
+    tab.open(url)
+    tab.wait("memory && pass().then(() => true)")
+
+
 def answer(tab: Tab, *keys: str) -> None:
     """Presses keys at the next question, gives the answer, and waits until it is kept."""
     tab.wait("!byId('question').hidden && state.chosen === null && !state.giving")
@@ -78,7 +84,7 @@ def test_one_answer_in_a_browser(tmp_path: Path) -> None:
     link = store.add_person("anna")
     with serving(store) as server, Chromium(tmp_path / "profile") as browser:
         tab = browser.tab()
-        tab.open(f"http://127.0.0.1:{server.port}/#{link}")
+        enter(tab, f"http://127.0.0.1:{server.port}/#{link}")
         for id in ("q0", "q1"):
             tab.wait(f"byId('prompt').textContent === 'prompt {id[1]}'")
             first = tab.run("byId('first').lastElementChild.textContent")

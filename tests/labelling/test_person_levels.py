@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from labelling.test_page import answer, serving
+from labelling.test_page import answer, enter, serving
 from labelling.test_server import Client
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
@@ -269,7 +269,7 @@ def test_the_page_asks_for_a_level_first(tmp_path: Path) -> None:
     link = store.add_person("anna")
     with serving(store) as server, Chromium(tmp_path / "profile") as browser:
         tab = browser.tab()
-        tab.open(f"http://127.0.0.1:{server.port}/#{link}")
+        enter(tab, f"http://127.0.0.1:{server.port}/#{link}")
         tab.wait("!byId('levels').hidden && byId('said').textContent.startsWith('Choose how private')")
         assert tab.run("byId('question').hidden && state.questions.length === 0")
         words = tab.run("[...byId('choices').children].map((each) => each.textContent)")
@@ -313,7 +313,7 @@ def test_answers_of_each_level_have_its_rate(tmp_path: Path) -> None:
         server.of_person.per_second = 1e9
         for number, level in enumerate(LEVELS):
             tab = browser.tab()
-            tab.open(f"http://127.0.0.1:{server.port}/#{store.add_person(f'person {number}')}")
+            enter(tab, f"http://127.0.0.1:{server.port}/#{store.add_person(f'person {number}')}")
             tab.wait("!byId('levels').hidden")
             tab.run(f"""(async () => {{
                 await chooseLevel({number});
