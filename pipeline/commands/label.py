@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from private_rlhf.commands.options import Force
+from private_rlhf.core.documents import DocumentError, read_text
 from private_rlhf.core.errors import UserError, one_line, print_lines
 from private_rlhf.core.outputs import all_lines_in, output_file, output_folder
 from private_rlhf.labelling.address import host_names
@@ -37,9 +38,8 @@ def serve(
     url: Annotated[
         str | None, typer.Option("--url", help="Where people reach it behind a proxy; it answers for that name too.")
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option("--run", help="Run directory of the online run that asks, for the operator's page.")
-    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Online run that asks, for the operator's page.")] = None,
+    guidelines: Annotated[Path | None, typer.Option("--guidelines", help="Markdown that people may unfold.")] = None,
 ) -> None:
     """Serve the page, and take private answers in, until stopped."""
     from private_rlhf.data.declared_columns import parse_levels
@@ -53,18 +53,21 @@ def serve(
     if levels is None and budget is not None:
         raise UserError("--budget-per-person needs --epsilon or --epsilon-levels: they are the terms of a new store")
     if host in ANY and url is None:
-        raise UserError(
-            f"--host {host} needs --url: the address that people open, for example https://label.example.org"
-        )
+        raise UserError(f"--host {host} needs --url: the address that people open, as https://label.example.org")
     if url is not None:
         host_names(url)
+    try:
+        text = "" if guidelines is None else read_text(guidelines, 1 << 16)
+    except (OSError, DocumentError):
+        rule = "--guidelines must be UTF-8 text of at most 64 KiB"
+        raise UserError(f"{rule}, got {one_line(str(guidelines))}: give a Markdown file") from None
     questions = [] if pairs is None else read_questions(pairs)
     if pairs is not None and not questions:
         raise UserError(f"{pairs}: must hold at least one question: give one a line")
     answers = AnswerStore.open(store) if levels is None else AnswerStore(store, levels, budget)
     answers.ask(questions)
     history = None if run is None else run / "online" / "history.json"
-    with LabelServer(answers, host, port, history, url) as server:
+    with LabelServer(answers, host, port, history, url, text) as server:
         answers.keep_url(server.url)
         of_answer = f"ε = {' or '.join(f'{level:g}' for level in answers.levels)} an answer, "
         most = f"so {answers.most} answers{' at the largest' * answers.has_levels}"
@@ -86,8 +89,7 @@ def invite(
     store: Store,
     names: Annotated[list[str], typer.Argument(help="People; a name that is known gets a new link.")],
     url: Annotated[
-        str | None,
-        typer.Option("--url", help="Where people reach the server; by default as `label serve` was begun last."),
+        str | None, typer.Option("--url", help="Where people reach it; by default as `label serve` was begun last.")
     ] = None,
 ) -> None:
     """Print a link for each person: it opens in one browser, once. Only its hash is kept. Earlier links end."""
@@ -189,5 +191,4 @@ def label_filter(
 
     if epsilon > 0 and (warning := LabelNoise.of(epsilon).warning):
         print_lines(f"beware: {warning}", file=sys.stderr)
-
     raise typer.Exit(filter_stdin(epsilon, store, labels, id_field, label_field, keep))

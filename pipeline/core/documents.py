@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 from private_rlhf.core.errors import UserError
 
-MOST_JSON = 16 << 20
-"""Bytes of a JSON document."""
+MOST_JSON = 16 << 20  # bytes of a JSON document
 MOST_YAML = 256 << 10
 """Bytes of a YAML document: a second or two of PyYAML."""
 MOST_DEPTH = 64
@@ -34,12 +33,12 @@ class DocumentError(ValueError):
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
     """The value in a JSON file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
-    return parse_json(_text(path, most))
+    return parse_json(read_text(path, most))
 
 
 def read_yaml(path: Path, most: int = MOST_YAML) -> Any:
     """The value in a YAML file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
-    return parse_yaml(_text(path, most))
+    return parse_yaml(read_text(path, most))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -85,7 +84,8 @@ def parse_yaml(text: str) -> Any:
         raise DocumentError("is not valid YAML" + (f" at line {place.line + 1}" if place else "")) from None
 
 
-def _text(path: Path, most: int) -> str:
+def read_text(path: Path, most: int) -> str:
+    """The text in a file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
     if path.is_fifo():
         raise DocumentError("is a pipe, which may never end")
     with path.open("rb") as file:

@@ -21,7 +21,7 @@ EXTRAS = {
     "train": ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "requests", "jinja2"),
     "report": ("jinja2", "markupsafe", "matplotlib"),
     "validate": ("gymnasium", "ale_py", "matplotlib", "torch", "safetensors"),
-    "label": ("starlette", "uvicorn", "h11"),
+    "label": ("starlette", "uvicorn", "h11", "segno"),
     "audit": ("torch", "transformers"),
     "demo": ("vaderSentiment",),
     "quant": ("bitsandbytes",),

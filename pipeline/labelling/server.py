@@ -5,13 +5,13 @@
     POST /level      {"level":"1"}: the number of the ε that the person chooses, where the store has several
     GET  /questions  what the person has to answer; nothing before a level is chosen
     POST /answer     {"event":"<32 hex digits>","answer":"+"}: + prefers response_a, - response_b, 0 skips
-    GET  /operator   a page for the operator, and GET /progress what it shows: counts, never an answer
+    GET  /operator   a page for the operator, and what it shows: GET /progress and /summary, which are counts, /export
+    POST /invite     {"name":"616e6e61"}, UTF-8 in hex, by the operator: a new person's link
 
-What a page sends is of constant size; an answer is acknowledged in its own words, once it is on the disk. Questions and
-answers go with the browser's secret in `Authorization: Bearer`, the progress with the operator's; nothing that a
-browser sends by itself (a cookie, say) counts, so no other site can act for a person. Other names than the declared
-ones are not answered for. No request is logged. Plain HTTP: a proxy that ends TLS belongs in front of it
-(docs/how-to/labelling.md).
+What a page sends is of constant size; an answer is acknowledged in its own words, once it is on the disk. A person's or
+the operator's secret goes in `Authorization: Bearer`; what a browser sends by itself (a cookie, say) counts for
+nothing, so no other site can act for anybody. Other names than the declared ones are not answered for. Requests are not
+logged. Plain HTTP: a proxy that ends TLS belongs in front of it (docs/how-to/labelling.md).
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ from typing import Any, NoReturn
 
 import uvicorn
 from private_rlhf.core.documents import DocumentError, read_json
-from private_rlhf.core.errors import UserError, print_lines
+from private_rlhf.core.errors import UserError, is_name, print_lines
+from private_rlhf.core.noise import LabelNoise, share_text
+from private_rlhf.core.stats import wilson
 from private_rlhf.labelling.address import bracketed, host_names
 from private_rlhf.labelling.connections import MOST_CONNECTIONS, MOST_HEAD, SECONDS, Connection
+from private_rlhf.labelling.questions import answer_lines
 from private_rlhf.labelling.store import (
     EVENT_BYTES,
     SKIPPED,
@@ -61,16 +64,20 @@ LEVEL = re.compile(r'\{"level":"([0-9a-f])"\}')
 ANSWER_BYTES = len('{"event":"","answer":"+"}') + 2 * EVENT_BYTES
 CLAIM_BYTES = len('{"link":"","secret":""}') + 4 * TOKEN_BYTES
 LEVEL_BYTES = len('{"level":"0"}')
-HEADERS = {
-    "Server": "private-rlhf",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
+INVITE, INVITE_BYTES = re.compile(r'\{"name":"((?:[0-9a-f]{2})+)"\}'), 2048
+REFUSALS = {
+    NotALevel: (400, "a level must be one that this page offers: reload it and choose again"),
+    NotAsked: (404, "this question is not yours"),
+    AnswerConflict: (409, "this question has another answer already, which stays"),
+    UserError: (503, "the server cannot store answers now; keep the page open, it tries again"),
+    Exception: (500, "the server failed; keep the page open, it tries again"),
 }
+HEADERS = {
+    "Server": "private-rlhf", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()", "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,27 +117,19 @@ class Rate:
             return left >= 1
 
 
-class _Refused(Exception):
-    """A request that is not served: HTTP status and why."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 class LabelServer:
     """Serves a store from `serve_forever` until `shutdown`. host, port: where it listens; 0 is any free port. url:
     where people reach it, if that is another place; it answers for that name, for `host` and for the names of the
-    loopback. history: what an online run says of its rounds, for the operator's page.
+    loopback. history: what an online run says of its rounds, for the operator's page. guidelines: Markdown for people.
 
     Raises: UserError: it cannot listen, or the URL is none.
     """
 
     def __init__(
         self, store: AnswerStore, host: str = "127.0.0.1", port: int = 0, history: Path | None = None,
-        url: str | None = None,
+        url: str | None = None, guidelines: str = "",
     ) -> None:  # fmt: skip
-        self.history = history
+        self.history, self._guidelines = history, {"guidelines": guidelines} if guidelines else {}
         self.store, self.page, self.operator_page = store, Page.load(), Page.load("operator.html")
         self.operator = secrets.token_bytes(TOKEN_BYTES).hex()
         self.of_person = Rate(per_second=20, burst=60)
@@ -152,11 +151,14 @@ class LabelServer:
                 Route("/operator", _send_page(self.operator_page)),
                 Route("/questions", _send_json(self._questions)),
                 Route("/progress", _send_json(self._progress)),
+                Route("/summary", _send_json(self._summary)),
+                Route("/export", _send_json(self._export)),
+                Route("/invite", _send_json(self._invite, INVITE, INVITE_BYTES), methods=["POST"]),
                 Route("/claim", _send_json(self._claim, CLAIM, CLAIM_BYTES), methods=["POST"]),
                 Route("/level", _send_json(self._level, LEVEL, LEVEL_BYTES), methods=["POST"]),
                 Route("/answer", _send_json(self._answer, ANSWER, ANSWER_BYTES), methods=["POST"]),
             ],
-            exception_handlers=dict.fromkeys((_Refused, HTTPException, UserError, Exception), _explain),
+            exception_handlers=dict.fromkeys((HTTPException, *REFUSALS), _explain),
         )
         self._routes.router.redirect_slashes = False
         self._server = uvicorn.Server(
@@ -204,17 +206,13 @@ class LabelServer:
         waiting = store.open_questions(person)
         (counts,) = (each for each in store.persons() if each.name == person)
         return {
-            "person": person,
-            "given": counts.given,
-            "skipped": counts.skipped,
-            "epsilon": store.epsilon,
-            "budget": store.budget,
-            "page": self.page.sha256,
+            "person": person, "given": counts.given, "skipped": counts.skipped,
+            "epsilon": store.epsilon, "budget": store.budget, "page": self.page.sha256,
             "questions": [
                 {"event": event} | question.as_json() | ({"epsilon": epsilon} if store.has_levels else {})
                 for event, question, epsilon in waiting
             ],
-        } | self._levels_of(person, store.answer_counts())
+        } | self._levels_of(person, store.answer_counts()) | self._guidelines  # fmt: skip
 
     def _levels_of(self, person: str, counts: Mapping[str, Mapping[float, int]]) -> dict[str, Any]:
         """A person's choice, and each level with the number of their answers at it; empty where there is one ε."""
@@ -224,35 +222,50 @@ class LabelServer:
         return {"level": self.store.level_of(person), "levels": levels}
 
     def _level(self, request: Request, number: str) -> dict[str, Any]:
-        try:
-            self.store.choose_level(self._person(request), int(number, 16))
-        except NotALevel:
-            raise _Refused(400, "a level must be one that this page offers: reload it and choose again") from None
+        self.store.choose_level(self._person(request), int(number, 16))
         return {"level": number}
 
     def _answer(self, request: Request, event: str, answer: str) -> dict[str, Any]:
-        try:
-            self.store.give(self._person(request), event, ANSWERS[answer])
-        except NotAsked:
-            raise _Refused(404, "this question is not yours") from None
-        except AnswerConflict:
-            raise _Refused(409, "this question has another answer already, which stays") from None
+        self.store.give(self._person(request), event, ANSWERS[answer])
         return {"event": event, "answer": answer}
 
     def _progress(self, request: Request) -> dict[str, Any]:
-        if not hmac.compare_digest(_secret(request).encode(), self.operator.encode()):
-            self._strange("this link is unknown: the server prints a new one at each start")
+        self._check_operator(request)
         people, counts = self.store.persons(), self.store.answer_counts()
         return {
-            "epsilon": self.store.epsilon,
-            "budget": self.store.budget,
-            "questions": self.store.asked(),
-            "answered": sum(each.given for each in people),
-            "skipped": sum(each.skipped for each in people),
+            "epsilon": self.store.epsilon, "budget": self.store.budget, "questions": self.store.asked(),
+            "answered": sum(each.given for each in people), "skipped": sum(each.skipped for each in people),
             "held": sum(each.held for each in people),
             "people": [asdict(each) | self._levels_of(each.name, counts) for each in people],
             "rounds": self._rounds(),
-        }
+        }  # fmt: skip
+
+    def _summary(self, request: Request) -> dict[str, Any]:
+        """Answers by day, and the share of shared pairs on which two people's own preferences agree."""
+        self._check_operator(request)
+        *epsilons, pairs, agreed = self.store.agreement() or (0, 0)
+        share = wilson(agreed, pairs) if pairs else None
+        for epsilon in epsilons:  # either draw shrinks an agreement by its factor
+            share = share and LabelNoise.of(epsilon).debias(share)
+        return {"days": self.store.days(), "agreement": share_text(share.as_dict()) if share else ""}
+
+    def _export(self, request: Request) -> dict[str, Any]:
+        self._check_operator(request)
+        return {"lines": "".join(answer_lines(dict(sorted(self.store.answers().items())), self.store.epsilons()))}
+
+    def _invite(self, request: Request, letters: str) -> dict[str, Any]:
+        import segno
+
+        self._check_operator(request)
+        name = bytes.fromhex(letters).decode(errors="replace")
+        if not is_name(name) or name in (each.name for each in self.store.persons()):
+            raise HTTPException(409, "a person must have a new name of one line: `label invite` renews a link")
+        link = f"{self.url}#{self.store.add_person(name)}"
+        return {"link": link, "code": segno.make(link, micro=False).svg_data_uri(scale=4, border=2)}
+
+    def _check_operator(self, request: Request) -> None:
+        if not hmac.compare_digest(_secret(request).encode(), self.operator.encode()):
+            self._strange("this link is unknown: the server prints a new one at each start")
 
     def _rounds(self) -> list[dict[str, Any]] | None:
         """The accuracy of r̄ on held-out private answers after each round, with its interval; None without a run."""
@@ -263,25 +276,24 @@ class LabelServer:
         except FileNotFoundError:
             return []
         except (OSError, DocumentError, KeyError, TypeError):
-            raise _Refused(503, "the history of the run's rounds cannot be read") from None
+            raise HTTPException(503, "the history of the run's rounds cannot be read") from None
 
     def _person(self, request: Request) -> str:
         person = self.store.person_of(_secret(request))
         if person is None:
             self._strange("this browser has no right to that: ask for a new link")
         if not self.of_person.allows(person):
-            raise _Refused(429, "too fast: wait a moment")
+            raise HTTPException(429, "too fast: wait a moment")
         return person
 
     def _strange(self, text: str) -> NoReturn:
         if not self.of_strangers.allows(""):
-            raise _Refused(429, "too fast: wait a moment")
-        raise _Refused(401, text)
+            raise HTTPException(429, "too fast: wait a moment")
+        raise HTTPException(401, text)
 
 
 def _send_page(page: Page) -> Callable[[Request], Response]:
-    headers = {"Content-Security-Policy": page.policy}
-    return lambda request: Response(page.data, media_type="text/html", headers=headers)
+    return lambda request: Response(page.data, media_type="text/html", headers={"Content-Security-Policy": page.policy})
 
 
 def _send_json(
@@ -300,12 +312,12 @@ async def _body(request: Request, form: re.Pattern[str], size: int) -> tuple[str
     """The parts of a body that has exactly this size and form."""
     length = request.headers.get("content-length")
     if length is None or "transfer-encoding" in request.headers:
-        raise _Refused(411, f"a body of {size} bytes belongs here")
+        raise HTTPException(411, f"a body of {size} bytes belongs here")
     if int(length) > size:
-        raise _Refused(413, f"a body of {size} bytes belongs here")
+        raise HTTPException(413, f"a body of {size} bytes belongs here")
     match = form.fullmatch((await request.body()).decode("latin-1"))
     if match is None:
-        raise _Refused(400, "the body has not the form that belongs here")
+        raise HTTPException(400, "the body has not the form that belongs here")
     return match.groups()
 
 
@@ -321,14 +333,11 @@ def _json(status: int, value: dict[str, Any]) -> Response:
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    """A refusal, or one line on stderr without address and data."""
-    if isinstance(error, _Refused):
-        return _json(error.status, {"error": str(error)})
+    """A refusal; for what is the server's fault, one line on stderr without address and data."""
     if isinstance(error, HTTPException):
-        return _json(404, {"error": "there is nothing here"})
-    if isinstance(error, UserError):
-        print_lines(f"label serve: {error}", file=sys.stderr)
-        return _json(503, {"error": "the server cannot store answers now; keep the page open, it tries again"})
-    if not isinstance(error, ClientDisconnect):
-        print_lines(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
-    return _json(500, {"error": "the server failed; keep the page open, it tries again"})
+        return _json(error.status_code, {"error": error.detail})
+    status, text = next(refusal for kind, refusal in REFUSALS.items() if isinstance(error, kind))
+    if status >= 500 and not isinstance(error, ClientDisconnect):
+        reason = error if status == 503 else f"{type(error).__name__} while answering a request"
+        print_lines(f"label serve: {reason}", file=sys.stderr)
+    return _json(status, {"error": text})

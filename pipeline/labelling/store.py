@@ -10,8 +10,8 @@ Where the terms are several levels of ε, each person chooses one before the fir
 the level that was chosen when it was handed out, whatever is chosen later: so no level can depend on its answer. The
 questions that were put first, the most informative of a round, go to people of the largest ε.
 
-It never sees a label: z was drawn in the page. Links and the browsers' secrets are kept as SHA-256. It keeps no times,
-and its rows stand in the order of random names, not of arrival (which the write-ahead log tells, for a while).
+It never sees a label: z was drawn in the page. Links and secrets are kept as SHA-256. Of times it keeps the number of
+answers a day; rows stand in the order of random names, not of arrival (which the write-ahead log tells, for a while).
 """
 
 from __future__ import annotations
@@ -73,6 +73,15 @@ _OPEN = (
 _COUNTS = (
     "SELECT person, {level} AS level, COUNT(*) FROM events JOIN asked USING (person, record) WHERE answer IN (1, -1)"
     " GROUP BY person, level"
+)
+
+_DAY = "INSERT INTO facts VALUES ('answers ' || date('now'), 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
+_SHARED = (
+    "WITH given AS (SELECT record, answer, {level} AS level, json_extract(question, '$.response_a') AS first,"
+    " ROW_NUMBER() OVER (PARTITION BY record ORDER BY event) AS turn FROM events JOIN asked USING (person, record)"
+    " WHERE answer IN (1, -1)) SELECT MIN(one.level, other.level), MAX(one.level, other.level), COUNT(*),"
+    " SUM((one.answer = other.answer) = (one.first = other.first)) FROM given AS one JOIN given AS other USING (record)"
+    " WHERE one.turn = 1 AND other.turn = 2 GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 1"
 )
 
 
@@ -203,6 +212,16 @@ class AnswerStore:
                 counts.setdefault(person, {})[level or self.epsilon] = count
         return counts
 
+    def days(self) -> list[tuple[str, int]]:
+        """Numbers of answers by day (UTC), where there were some."""
+        with self._transaction() as base:
+            rows = base.execute("SELECT name, value FROM facts WHERE name LIKE 'answers %'")
+            return [(name.removeprefix("answers "), int(count)) for name, count in rows]
+
+    def agreement(self) -> tuple[float, float, int, int] | None:
+        """(ε, other ε, pairs, those whose z agree) of two people each who answered one pair, at the commonest two ε."""
+        return self._one(_SHARED.format(level=self._level if self.has_levels else self.epsilon))
+
     def questions(self) -> list[Question]:
         """All that was asked, in the order of asking."""
         with self._transaction() as base:
@@ -319,6 +338,7 @@ class AnswerStore:
                 raise NotAsked
             if row[0] is None:
                 base.execute("UPDATE events SET answer = ? WHERE event = ?", (answer, event))
+                base.execute(_DAY if answer != SKIPPED else "")
             elif row[0] != answer:
                 raise AnswerConflict
 

@@ -311,9 +311,14 @@ def test_from_disk_with_a_file_of_questions(tmp_path: Path) -> None:
     assert answers["q2"] in (1, -1)
 
 
+LONG = "\n\n".join(["# Title", "### Part", "1. a\n   - `b`", "> c [d](https://example.org)", "```python\ne\n```",
+                    "| f | g |\n|---|---|\n| h | i |", *(f"**line** {i}" for i in range(80))])  # fmt: skip
+
+
 def test_axe_finds_no_barrier(tmp_path: Path, store: AnswerStore) -> None:
-    """axe-core's rules, WCAG 2.1 AA and best practices: while one answers, with everything unfolded, and at the end; in
-    light and dark, on a phone and a desk; the operator's page, and the page from disk."""
+    """axe-core's rules, WCAG 2.1 AA and best practices: at the practice, while one answers, with everything unfolded,
+    and at the end; in light and dark, on a phone and a desk, from the right; the operator's page; the page from disk.
+    """
     axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 
     def check(tab: Tab) -> None:
@@ -326,21 +331,33 @@ def test_axe_finds_no_barrier(tmp_path: Path, store: AnswerStore) -> None:
                 assert not found, (width, scheme, found)
                 assert tab.run("document.documentElement.scrollWidth") <= width, "nothing is cut off on a phone"
 
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+    link = store.add_person("anna")
+    rules = "# Rules\n\n1. **True**"
+    with serving(store, guidelines=rules) as server, opened(server, tmp_path / "profile", link) as tab:
         tab.call("Page.setBypassCSP", enabled=True)
         tab.open(f"{tab.run('location.href')}")
         tab.wait("!byId('question').hidden")
         check(tab)
         tab.press("ArrowRight")
-        tab.run("document.querySelector('details').open = true")
+        tab.run("document.querySelectorAll('details').forEach((each) => (each.open = true))")
         check(tab)
+        tab.run(f"showPair([{json.dumps(LONG)}, {json.dumps(LONG)}, {json.dumps(LONG)}])")
+        check(tab)
+        tab.run("byId('language').value = 'ar'; byId('language').dispatchEvent(new Event('change'))")
+        check(tab)
+        tab.run("byId('language').value = 'en'; byId('language').dispatchEvent(new Event('change'))")
+        tab.run("state.practised = false; practise()")
+        check(tab)
+        tab.run("pass()")
+        tab.press("ArrowRight")
         tab.press("Enter")
         delivered(tab)
-        tab.run("stop('Nothing to answer now. Thank you.'); state.levels = [0.1, 1, 4]; showLevels()")
+        tab.run("stop('Nothing to answer now. Thank you.', true); state.levels = [0.1, 1, 4]; showLevels()")
         check(tab)
         tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
         tab.wait("document.getElementById('people').rows.length === 1")
-        tab.run("document.getElementById('levels').hidden = false")
+        tab.run("byId('levels').hidden = false; byId('name').value = 'ben'; byId('invite').requestSubmit()")
+        tab.wait("byId('invitations').children.length === 1")
         check(tab)
         tab.open(PAGE.as_uri())
         tab.wait("memory && !byId('file').hidden")
@@ -356,6 +373,8 @@ def test_all_of_it_by_keyboard(tmp_path: Path) -> None:
         for _ in range(9):
             tab.press("Tab")
             reached.append(tab.run("document.activeElement.dataset.choice ?? document.activeElement.tagName"))
+            outline = tab.run("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline == "solid" or reached[-1] == "BODY", "focus can be seen"
         assert reached[:4] == ["first", "second", "tie", "skip"]
         assert {"INPUT", "SUMMARY"} <= set(reached)
         tab.run("byId('keys').click()")

@@ -24,9 +24,9 @@ QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i 
 
 
 @contextmanager
-def serving(store: AnswerStore, port: int = 0) -> Iterator[LabelServer]:
+def serving(store: AnswerStore, port: int = 0, guidelines: str = "") -> Iterator[LabelServer]:
     """A server in a thread."""
-    with LabelServer(store, port=port, url="https://label.example.org/") as server:
+    with LabelServer(store, port=port, url="https://label.example.org/", guidelines=guidelines) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
