@@ -66,8 +66,7 @@ def serve(
         raise UserError(f"{pairs}: must hold at least one question: give one a line")
     answers = AnswerStore.open(store) if levels is None else AnswerStore(store, levels, budget)
     answers.ask(questions)
-    history = None if run is None else run / "online" / "history.json"
-    with LabelServer(answers, host, port, history, url, text) as server:
+    with LabelServer(answers, host, port, run and run / "online" / "history.json", url, text) as server:
         answers.keep_url(server.url)
         of_answer = f"ε = {' or '.join(f'{level:g}' for level in answers.levels)} an answer, "
         most = f"so {answers.most} answers{' at the largest' * answers.has_levels}"
