@@ -40,26 +40,34 @@ def outcomes(sandbox: Sandbox, group: str, slow: bool = False) -> list[Outcome]:
 PAGE = """\
 # Bad inputs
 
-Commands that read options, files and folders that are odd, damaged or hostile
-(`.venv/bin/python tests/cli/bad_inputs/table.py --all --write docs/results/bad_inputs.md`). Each runs in a folder with
-a key, its ledger, a release and a recipe. It must end within {seconds:.0f} seconds and {memory} MiB, with exit code 2,
-one line, and every byte, mode and link around it as before. Accepted are the odd inputs that are legal; a verdict is
-exit code 1 with its reason. The recipes are mostly one key each with a value of another type or out of its range, made
-from the schema.
+**Of {every:,} bad inputs, {defects:,} end in a traceback, a hang, too much memory, silent damage or a wrong answer.**
+The others are refused in one line, are legal, or get a verdict. The inputs are commands that read options, files and
+folders that are odd, damaged or hostile.
 
 | inputs | number | refused | accepted | verdict | traceback | hang | memory | silent damage | wrong answer |
 |---|---|---|---|---|---|---|---|---|---|
+{rows}
+
+Each command runs in a folder with a key, its ledger, a release and a recipe. It must end within {seconds:.0f} seconds
+and {memory} MiB, with exit code 2, one line, and every byte, mode and link around it as before.
+
+*Accepted* are the odd inputs that are legal; a *verdict* is exit code 1 with its reason. The recipes are mostly one key
+each with a value of another type or out of its range, made from the schema.
+
+Made by `.venv/bin/python tests/cli/bad_inputs/table.py --all --write docs/results/bad_inputs.md`.
 """
 
 
 def page(found: dict[str, list[Outcome]]) -> str:
     """Counts by class, in Markdown."""
     every = {**found, "**all**": [each for some in found.values() for each in some]}
-    shown = PAGE.format(seconds=SECONDS, memory=MEMORY_MIB)
+    rows = []
     for group, some in every.items():
         counts = Counter(each.kind for each in some)
-        shown += f"| {group} | {len(some):,} | " + " | ".join(f"{counts[kind]:,}" for kind in KINDS) + " |\n"
-    return shown
+        rows.append(f"| {group} | {len(some):,} | " + " | ".join(f"{counts[kind]:,}" for kind in KINDS) + " |")
+    defects = sum(each.kind not in SOUND for each in every["**all**"])
+    return PAGE.format(rows="\n".join(rows), every=len(every["**all**"]), defects=defects, seconds=SECONDS,
+                       memory=MEMORY_MIB)  # fmt: skip
 
 
 def main() -> int:
