@@ -69,3 +69,15 @@ def test_results_begin_with_the_finding(name: str) -> None:
     found = first_sentence(PAGES[name].read_text(encoding="utf-8"))
     assert found.startswith("**")
     assert not re.search(r"\b(?:[Mm]ade by|[Ww]e (?:measured|ran))\b", found)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_a_drawing_is_small_has_words_and_is_shown(path: Path) -> None:
+    """In light and in dark, without a font or a script from elsewhere."""
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < 15_000
+    assert re.search(r"<title[^>]*>.+</title>", text)
+    assert re.search(r"<desc[^>]*>.+</desc>", text)
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"href=|@import|<script|<image|url\((?!#)", text)
+    assert any(f"images/{path.name})" in page.read_text(encoding="utf-8") for page in DOCS.values())
