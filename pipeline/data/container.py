@@ -46,16 +46,12 @@ def write_shard(target: Path | io.RawIOBase, schema: pa.Schema, groups: Iterable
 def check_files(folder: Path, names: Collection[str]) -> None:
     """UserError if the folder holds anything but these regular files. Links count as other files."""
     with os.scandir(folder) as entries:
-        others = sorted(entry.name for entry in entries if entry.name not in names or not _is_plain(entry))
+        others = sorted(one.name for one in entries if one.name not in names or not one.is_file(follow_symlinks=False))
     if others:
         raise UserError(
             f"{folder / others[0]}: is not a file of the release, which has only its manifest, signature and shards:"
             " move it elsewhere"
         )
-
-
-def _is_plain(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)
 
 
 def writer_version(path: Path, footer: pq.FileMetaData) -> str:

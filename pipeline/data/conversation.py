@@ -50,10 +50,13 @@ NOT_READ = (
 )
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _LIST = re.compile(
-    r"""\s*(?:\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:|\{\s*['"](?:role|from)['"]\s*:.*['"](?:content|value)['"]\s*:"""
-    r"""|\{\s*['"](?:content|value)['"]\s*:.*['"](?:role|from)['"]\s*:|\{\s*['"](?:messages|conversations?)['"]\s*:\s*\[)""",
+    r"""\s*Q?(?:\[\s*\{\s*Q(?:role|content|from|value)Q\s*:|\{\s*Q(?:role|from)Q\s*:.*Q(?:content|value)Q\s*:"""
+    r"""|\{\s*Q(?:content|value)Q\s*:.*Q(?:role|from)Q\s*:|\{\s*Q(?:messages|conversations?)Q\s*:\s*\[)""".replace(
+        "Q", r"""\\?['"]"""
+    ),
     re.DOTALL,
 )
+"""The beginning of a list of messages as text, also of one that was written twice."""
 _HEAD = re.compile(r"\s*(System|Human|User):")
 _NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
 _NEARLY_END = re.compile(r"\bassistant\W{0,3}:\s*$", re.IGNORECASE)
@@ -118,7 +121,7 @@ def is_written_list(value: Any) -> bool:
 
 def read_messages(value: Any, where: str) -> list[Message]:
     """The checked messages of a list, of one message, or of a text that writes a list. RowError names `where`."""
-    if is_written_list(value):
+    while is_written_list(value):
         value = _parsed(value, where)
     if isinstance(value, dict):
         value = next((value[name] for name in ("messages", "conversations", "conversation") if name in value), [value])
@@ -141,17 +144,13 @@ def _parsed(text: str, where: str) -> Any:
 
 def _message(turn: Any, where: str) -> Message:
     role_key, text_key = ("from", "value") if isinstance(turn, dict) and "from" in turn else ("role", "content")
-    if (
-        not isinstance(turn, dict)
-        or not isinstance(turn.get(role_key), str)
-        or not {text_key, "tool_calls"} & set(turn)
-    ):
+    role = turn.get(role_key) if isinstance(turn, dict) else None
+    if not isinstance(role, str) or not {text_key, "tool_calls"} & set(turn):
         raise RowError(f"{where} holds a message without a 'role' and a 'content' text; repair or remove the row")
     filled = {key: value for key, value in turn.items() if key not in (role_key, text_key) and value not in _EMPTY}
     if unread := sorted(repr(key) for key in filled if key not in MESSAGE_KEYS):
         raise RowError(f"{where} holds a message with {unread[0][:40]}, which is not read and would be lost; remove it")
-    role = ROLES.get(turn[role_key].strip().lower())
-    if role is None:
+    if (role := ROLES.get(role.strip().lower())) is None:
         raise RowError(f"{where} holds a message of an unknown role; use {', '.join(sorted(set(ROLES.values())))}")
     content = turn.get(text_key)
     text = "" if content is None and "tool_calls" in filled else _content(content, where)
@@ -233,7 +232,7 @@ def _answers(side: Sequence[Message], place: int) -> bool:
 def check_turns(prompt: Sequence[Message], responses: Sequence[Sequence[Message]], where: str) -> None:
     """RowError for a system message after the start, or a response that does not begin and end with the assistant."""
     if any(message["role"] == "system" for turns in (prompt[1:], *responses) for message in turns):
-        raise RowError("holds a system message after the first message; repair or remove the row")
+        raise RowError("holds a system message after the first, or two different ones; repair or remove the row")
     ends = [message for turns in responses for message in (*turns[:1], *turns[-1:])]
     if responses[0] != responses[1] and any(message["role"] != "assistant" for message in ends):
         raise RowError(f"{where} does not begin and end with an assistant message after the prompt; repair the row")

@@ -25,8 +25,9 @@ PROMPTS = ("prompt", "question", "instruction", "input", "query")
 """Columns that may hold the prompt of `chosen` and `rejected`."""
 CONVERSATIONS = ("messages", "conversation", "context")
 """Columns that may hold it where there is none of `PROMPTS`."""
-SYSTEMS = ("system", "system_prompt")
-LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history")
+SYSTEMS = ("system", "system_prompt", "system_message")
+LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history", "chat_history",
+         "conversation_history", "context", "documents")  # fmt: skip
 BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
 """Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
 data.message_keys names it."""
@@ -229,10 +230,9 @@ def check_labels(labels: tuple[str, ...], key: str) -> None:
     """UserError, which names the key or option, unless the labels are of a form above."""
     if labels in _SIGNED or labels in _BOTH:
         return
-    meanings = meaning(labels)
-    if len(labels) != len(meanings) or not all(meanings) or not {1, -1} <= set(meanings.values()) <= {1, -1, 0}:
-        raise UserError(f"{key}: declare two different values, for example 1,0, or A=a,B=b,both=tie")
-    if "=" not in labels[0] and len(labels) != 2:
+    meanings, few = meaning(labels), "=" in labels[0] or len(labels) == 2
+    different = len(labels) == len(meanings) and all(meanings)
+    if not (few and different and {1, -1} <= set(meanings.values()) <= {1, -1, 0}):
         raise UserError(f"{key}: declare two different values, for example 1,0, or A=a,B=b,both=tie")
 
 

@@ -31,7 +31,7 @@ def split_files(folder: Path, split: str) -> list[Path]:
         return files
     there = _data_files(folder) + _data_files(folder / "data")
     if not there:
-        inside = [path for path in _folders(folder) if path.name != "data"]
+        inside = [one for one in sorted(folder.iterdir()) if one.is_dir() and not re.match(r"[._]|data$", one.name)]
         below = {path.name: files for path in inside if (files := _files_in(path, split))}
         if len(below) == 1:
             return next(iter(below.values()))
@@ -110,10 +110,6 @@ def _data_files(folder: Path) -> list[Path]:
         return []
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "_")))
     return [path for path in paths if path.is_file() and path.name.lower().endswith(SUFFIXES)]
-
-
-def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "_")))
 
 
 def _stem(path: Path) -> str:

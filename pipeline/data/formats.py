@@ -51,6 +51,7 @@ SHARE = 0.9
 SHORTEST_PROMPT = 8
 """Characters that two texts must share for them to share a prompt."""
 _BOUNDARY = re.compile(r"""(?:\n\s*|[:?!.;>\])}"'`*|#=…。？！：]\s*)$""")
+_TEXT_LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
 NEARLY = (
     "begins or ends like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
@@ -194,8 +195,9 @@ def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[
 def check_lossy(rows: Sequence[Row], read: Collection[str], names: Collection[str] = BESIDE_PROMPT) -> None:
     """RowError for one of the columns, which belong to the prompt, that is not empty and is not read."""
     if lossy := sorted(name for name in names if name not in read and any(row.get(name) for row in rows)):
-        remedy = "name it in data.message_keys, if the chat template renders it, or " if lossy[0] == "tools" else ""
-        raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; {remedy}remove it")
+        rendered = "name it in data.message_keys, if the chat template renders it"
+        remedy = f"{rendered if lossy[0] == 'tools' else 'put it into the prompt'}, or remove it"
+        raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; {remedy}")
 
 
 def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:
@@ -265,6 +267,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         return prompted_dialogue
     if sum(is_nearly_transcript(str(row.get("prompt"))) for row in rows) >= SHARE * len(rows):
         raise RowError(NEARLY)
+    if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
+        raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
     texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
     repeated = sum(all(row[name].startswith(row["prompt"]) for name in PAIR) for row in texts)
     inside = sum(all(row["prompt"].strip() in row[name] for name in PAIR) for row in texts)
@@ -352,17 +356,14 @@ def conversation(row: Row) -> Converted:
             raise RowError("column 'prompt' does not end with a user message, and answers are not continued; repair it")
     else:
         cut = cut_prompt(chosen, rejected)
+        asked = [message["content"].strip() for message in chosen[:cut] if message["role"] == "user"]
         context, chosen, rejected = chosen[:cut], chosen[cut:], rejected[cut:]
         if prompt is not None and not context and chosen != rejected:
             context = [{"role": "user", "content": str(prompt)}]
-        elif prompt is not None and not is_blank(prompt) and not _repeats(str(prompt), context):
+        elif prompt is not None and str(prompt).strip() not in ("", *asked):
             raise RowError("column 'prompt' is not a user message that 'chosen' and 'rejected' share; repair the row")
     check_turns(context, (chosen, rejected), _WHERE)
     return context, chosen, rejected
-
-
-def _repeats(prompt: str, context: Sequence[Message]) -> bool:
-    return any(message["role"] == "user" and message["content"].strip() == prompt.strip() for message in context)
 
 
 def implicit_text(row: Row) -> Converted:

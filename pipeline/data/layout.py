@@ -11,7 +11,7 @@ something is wrong, goes row by row, so that both ways give the same rows and th
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -62,10 +62,10 @@ from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, encode_text, f
 
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
 DOOR = (
-    "; two responses with a label are read by --label-column and --labels (data.label_column, data.labels), shapes of"
-    " public data and annotation tools by --format (data.format)"
+    "; response_a and response_b with a label are read by --label-column and --labels (data.label_column, data.labels),"
+    " shapes of public data and annotation tools by --format (data.format)"
 )
-_BEGINS_LIST = np.frombuffer(b"[{ \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\xc2\xe1\xe2\xe3", np.uint8)
+_BEGINS_LIST = np.frombuffer(b"[{\"' \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\xc2\xe1\xe2\xe3", np.uint8)
 """First bytes of a written list, and of white space that may come before it."""
 MOST_NAMED = 20  # columns in a line
 MOST_SPELLINGS = 1000  # of a run, whose facts stay in memory
@@ -210,21 +210,16 @@ class Layout:
                 column.append(data if encoded else text)
             preferred.append(sign)
             blank.append(any(map(is_blank, converted)))
-        prompt, first, second = (pa.array(column, pa.large_string()) for column in texts)
         columns = Columns(
-            prompt,
-            first,
-            second,
+            *(pa.array(column, pa.large_string()) for column in texts),
             np.array(preferred, np.int8),
             self.kind,
             np.array(blank, bool),
-            named[0] if self._names[0] else None,
-            named[1] if self._names[1] else None,
+            *(values if name else None for values, name in zip(named, self._names, strict=True)),
             pa.array(extra, pa.large_string()) if self.options.columns else None,
             np.array(corrects, bool) if self.options.corrects_column else None,
             np.array(levels, np.uint8) if self.options.epsilon_column else None,
-            ties=ties,
-            tie_coins=self.options.ties == "coin",
+            ties=ties, tie_coins=self.options.ties == "coin",
         )
         return self._folded(columns)
 
@@ -239,7 +234,8 @@ class Layout:
         for number, row in rows:
             with naming(f"{where} {number}"):
                 if (names := tuple(row)) not in lossy:
-                    _check_columns(names, wanted)
+                    if fault := two_spellings(names, wanted):
+                        raise RowError(fault)
                     lossy[names] = not beside.isdisjoint(names)
                 if lossy[names]:
                     check_lossy([row], read, beside)
@@ -347,14 +343,16 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
 def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
     """The layout with what the first rows show. RowError: they do not fit."""
     options, first = layout.options, rows[0]
-    _check_columns(first, layout.wanted)
+    if fault := two_spellings(first, layout.wanted):
+        raise RowError(fault)
     if layout.shape is None:
         pair = PAIR if options.labels is None else RESPONSES
         if any(name not in first for name in pair):
             with _own_names(options):
                 check_pair(first if options.labels is None else _as_pair(first), DOOR)
         layout = _with_prompt(layout, names, rows, pair)
-        if any(isinstance(first[name], list) and _all_texts(first[name]) for name in pair) and options.labels is None:
+        lists = [first[name] for name in pair if isinstance(first[name], list)] if options.labels is None else []
+        if any(each and all(isinstance(text, str) for text in each) for each in lists):
             layout = replace(layout, shape="several")
     watched = tuple(name for name in BESIDE_PROMPT if name in names and name not in layout.read)
     layout = replace(layout, watched=(*layout.watched, *watched))
@@ -367,7 +365,10 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
             if not place:
                 raise
     if not samples:
-        raise RowError("holds no judgement that was given, nor do the rows after it; give rows with judgements")
+        raise RowError(
+            "holds no judgement that was given, nor do the rows after it: a ranking, left or right, or the name of a"
+            " response's field; give rows with one"
+        )
     with _own_names(options, layout.shape):
         converter = pair_converter(samples)
     unread = sorted(set(names) - {*layout.wanted, "record_id"})
@@ -407,10 +408,6 @@ def _answers_only(response: Any) -> bool:
     return False
 
 
-def _all_texts(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(each, str) for each in value)
-
-
 def read_preferences(source: str | Path, split: str | None = None, options: Options | None = None) -> Iterator[RawPair]:
     """Stream the raw preference pairs of a source: the true labels, so call it where those may be read. Of a tie the
     first response counts as chosen. UserError: no such source or split, a missing column, a row that does not fit, or
@@ -444,12 +441,6 @@ def _refuse_released(layout: Layout, row: Row) -> None:
         with suppress(ValueError):  # two equal responses, or half a character: nothing that was ever released
             if record_id(prompt, responses) == row["record_id"]:
                 raise RowError("is a row of a release, whose label is private already; give the raw preferences")
-
-
-def _check_columns(names: Collection[str], wanted: Sequence[str]) -> None:
-    """RowError for two columns of a row that are spellings of one name."""
-    if fault := two_spellings(names, wanted):
-        raise RowError(fault)
 
 
 def _as_pair(row: Row) -> Row:
@@ -505,11 +496,10 @@ def _json_of(row: Row, names: Sequence[str]) -> str:
 
 def _has_written_list(texts: pa.Array) -> bool:
     """True if one of the texts is a list of messages, see `is_written_list`."""
-    if not np.isin(edge_bytes(texts)[0], _BEGINS_LIST).any():
-        return False
-    trimmed = pc.utf8_ltrim_whitespace(texts)
-    rows = pc.indices_nonzero(pc.or_(pc.starts_with(trimmed, "["), pc.starts_with(trimmed, "{")))
-    return any(is_written_list(texts[row].as_py()) for row in rows.to_pylist())
+    candidates = texts.take(pa.array(np.flatnonzero(np.isin(edge_bytes(texts)[0], _BEGINS_LIST))))
+    trimmed = pc.utf8_ltrim_whitespace(candidates)
+    rows = pc.indices_nonzero(pc.match_substring_regex(trimmed, r"""^["']?[\[{]"""))
+    return any(is_written_list(candidates[row].as_py()) for row in rows.to_pylist())
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations
@@ -97,7 +98,7 @@ def _named(name: str, first: str, second: str, *ties: str) -> Callable[[Row], Se
     def score(row: Row) -> Sequence[float]:
         value = letter(_get(row, name))
         if value not in signs:
-            raise RowError(f"has a value in {name!r} that its format does not have; repair or remove the row")
+            raise RowError(f"has a value in {name!r} that is none of {', '.join(signs)}; write one, or remove the row")
         return signs[value], 0.0
 
     return score
@@ -127,10 +128,8 @@ def _up_to_turn(row: Row, name: str) -> Any:
 def _list(value: Any, where: str) -> list[Any]:
     """A list, also one that was written as JSON."""
     if isinstance(value, str):
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = None
     if not isinstance(value, list):
         raise RowError(f"column {where!r} is not a list; repair or remove the row")
     return value
@@ -221,25 +220,40 @@ def _one_against_several(row: Row) -> list[Judgement]:
     return [Judgement(_get(row, "prompt"), [*one, *other], scores)]
 
 
-def _task(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, list[str]]:
-    """(prompt, names of the responses) of an annotation task."""
+def _task(fields: Mapping[str, Any], names: Sequence[str] = ()) -> tuple[Any, list[str]]:
+    """(prompt, names of the responses) of an annotation task: `names`, response_1 and the like, or all other fields."""
     prompts = [name for name in (*PROMPTS, "context", "text") if name in fields]
-    answers = [name for name in names if name in fields] or [name for name in fields if name not in prompts]
+    others = [name for name in fields if name not in prompts]
+    alike = [name for name in others if name.startswith(("response", "answer"))]
+    answers = [name for name in names if name in fields] or (alike if len(alike) > 1 else others)
     if len(prompts) != 1 or len(answers) < 2:
         raise RowError("does not hold one prompt and two responses among its fields; name them prompt, response_1 ...")
     return fields[prompts[0]], answers
 
 
-def _argilla(row: Row) -> Iterator[Judgement]:
-    fields = _fields(_get(row, "fields"), "fields")
-    prompt, names = _task(fields, ())
-    for answers in _fields(_get(row, "responses"), "responses").values():
+def _of_two(names: Sequence[str], preferred: str) -> list[float]:
+    if len(names) != 2:
+        raise RowError("has more than two fields that may be responses; name the two response_1 and response_2")
+    return [float(name == preferred) for name in names]
+
+
+def _of_one_question(judged: Sequence[tuple[Any, Judgement]]) -> list[Judgement]:
+    """The judgements of (question, judgement) pairs. RowError for several questions."""
+    if len({question for question, _ in judged}) > 1:
+        raise RowError("holds judgements of two questions, of which one can be the label; export one of them")
+    return [judgement for _, judgement in judged]
+
+
+def _argilla(row: Row) -> list[Judgement]:
+    fields, judged = _fields(_get(row, "fields"), "fields"), []
+    prompt, names = _task(fields)
+    for question, answers in _fields(_get(row, "responses"), "responses").items():
         for answer in _list(answers, "responses"):
             if not isinstance(answer, dict) or answer.get("status", "submitted") != "submitted":
                 continue
             value = answer.get("value")
             if isinstance(value, str) and value in names:
-                scores = [float(name == value) for name in names]
+                scores = _of_two(names, value)
             elif isinstance(value, list) and all(isinstance(each, dict) for each in value):
                 ranks = {each.get("value"): number(each.get("rank")) for each in value}
                 scores = [-ranks.get(name, float("nan")) for name in names]
@@ -247,19 +261,28 @@ def _argilla(row: Row) -> Iterator[Judgement]:
                 scores = [-float(value.index(name)) for name in names]
             else:
                 continue  # another question of the same task: a rating, a text
-            yield Judgement(prompt, [fields[name] for name in names], scores, answer.get("user_id"))
+            responses = [fields[name] for name in names]
+            judged.append((question, Judgement(prompt, responses, scores, answer.get("user_id"))))
+    return _of_one_question(judged)
 
 
-def _label_studio(row: Row) -> Iterator[Judgement]:
-    data = _fields(_get(row, "data"), "data")
+def _label_studio(row: Row) -> list[Judgement]:
+    data, judged = _fields(_get(row, "data"), "data"), []
     for annotation in _list(_get(row, "annotations"), "annotations"):
         by = _fields(annotation, "annotations").get("completed_by")
         labeler = by.get("email", by.get("id")) if isinstance(by, dict) else by
         for result in () if annotation.get("was_cancelled") else _list(annotation.get("result"), "annotations"):
-            if result.get("type") == "pairwise":
-                prompt, names = _task(data, str(result.get("to_name")).split(","))
-                scores = _named("selected", "left", "right")(_fields(result.get("value"), "value"))
-                yield Judgement(prompt, [data[name] for name in names[:2]], scores, labeler)
+            if (kind := result.get("type")) not in ("pairwise", "choices"):
+                continue
+            value = _fields(result.get("value"), "value")
+            prompt, names = _task(data, str(result.get("to_name")).split(",") if kind == "pairwise" else ())
+            if kind == "pairwise":
+                preferred = names[_named("selected", "left", "right")(value)[0] < 0]
+            elif (preferred := ",".join(map(str, _list(_get(value, "choices"), "choices")))) not in names:
+                continue  # a question about something else
+            judgement = Judgement(prompt, [data[name] for name in names], _of_two(names, preferred), labeler)
+            judged.append((result.get("from_name"), judgement))
+    return _of_one_question(judged)
 
 
 def _unpaired(row: Row) -> list[Judgement]:

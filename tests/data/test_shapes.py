@@ -194,7 +194,7 @@ def test_marks_are_found_in_any_row_of_a_large_file(tmp_path: Path, text: str, e
     assert len(columns.preferred) == 301
 
 
-@pytest.mark.parametrize("start", ["", " ", "\u2003"])
+@pytest.mark.parametrize("start", ["", " ", "\u2003", '"'])
 def test_a_written_list_is_refused_in_any_row_of_texts(tmp_path: Path, start: str) -> None:
     """Where whole columns are read too; a text that only begins like one is a text."""
     rows = [{"prompt": f"{Q} {i}", "chosen": "[1, 2]", "rejected": f" {{{i}}}"} for i in range(300)]

@@ -38,10 +38,15 @@ def argilla(value: Any) -> Row:
     return {"id": "0", "fields": {"prompt": Q, "r1": B, "r2": A}, "responses": {"rank": said}}
 
 
-def studio(selected: str) -> Row:
-    result = [{"to_name": "a1,a2", "type": "pairwise", "value": {"selected": selected}}]
+def studio(*values: Row, **data: str) -> Row:
+    kinds = {"selected": "pairwise", "choices": "choices", "rating": "rating"}
+    result = [
+        {"from_name": f"q{place}", "to_name": "a1,a2", "type": kinds[next(iter(value))], "value": value}
+        for place, value in enumerate(values)
+    ]
     given = {"completed_by": {"id": 1, "email": "p@example.org"}, "was_cancelled": False, "result": result}
-    return {"id": 0, "data": {"prompt": Q, "a1": B, "a2": A}, "annotations": [given, given | {"was_cancelled": True}]}
+    data = data or {"prompt": Q, "a1": B, "a2": A}
+    return {"id": 0, "data": data, "annotations": [given, given | {"was_cancelled": True}]}
 
 
 AB = {"prompt": Q, "response_a": B, "response_b": A}
@@ -90,6 +95,7 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
     ),
     "empty keys of Arrow structs": (both(lambda a: talk(a, name=None, tool_calls=None)), TALK, {}),
     "messages as JSON": (both(lambda a: json.dumps(talk(a))), TALK, {}),
+    "messages as JSON, twice": (both(lambda a: json.dumps(json.dumps(talk(a)))), TALK, {}),
     "messages as Python": (both(lambda a: repr(talk(a))) | {"prompt": Q}, TALK, {}),
     "Human and Assistant": (both(human), TALK, {}),
     "without leading lines": (both(lambda a: human(a, start="")), TALK, {}),
@@ -118,6 +124,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
         {},
     ),
+    "system message in a column": (
+        {"system_message": "s", "prompt": Q, **PAIR},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
     "empty system column": ({"system": "", "question": Q, **PAIR}, TALK, {}),
     "UltraFeedback binarized": ({"prompt": Q, **both(talk), "messages": talk(A), "score_chosen": 8.0}, TALK, {}),
     "special tokens kept": (
@@ -126,6 +137,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         {"special_tokens": "keep"},
     ),
     "two values": (AB | {"label": "B"}, TEXTS, LABEL | {"labels": "A,B"}),
+    "two values of an arena": (
+        AB | {"winner": "model_b"},
+        TEXTS,
+        {"label_column": "winner", "labels": "model_a=a,model_b=b,tie=tie"},
+    ),
     "1.0 is 1": (AB | {"label": "0.0"}, TEXTS, LABEL | {"labels": "1,0"}),
     "mapped values": (AB | {"label": "right"}, TEXTS, LABEL | {"labels": "left=a,right=b,both=tie"}),
     "signed strength": (AB | {"label": -3}, TEXTS, LABEL | {"labels": ">0,<0"}),
@@ -170,7 +186,21 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
     "Argilla, names in order": (argilla(["r2", "r1"]), TEXTS, {}),
     "Argilla, ranks": (argilla([{"value": "r1", "rank": 2}, {"value": "r2", "rank": 1}]), TEXTS, {}),
     "Argilla, a name": (argilla("r2"), TEXTS, {}),
-    "Label Studio": (studio("right"), TEXTS, {}),
+    "Argilla, a field more": (
+        {
+            "fields": {"prompt": Q, "response_1": B, "response_2": A, "guideline": "Be brief."},
+            "responses": {"better": [{"value": "response_2", "user_id": "u"}]},
+        },
+        TEXTS,
+        {},
+    ),
+    "Label Studio": (studio({"selected": "right"}), TEXTS, {}),
+    "Label Studio, a response chosen by its name": (studio({"rating": 4}, {"choices": ["a2"]}), TEXTS, {}),
+    "Label Studio, other fields": (
+        studio({"selected": "left"}, source="x", prompt=Q, answer_1=A, answer_2=B),
+        TEXTS,
+        {},
+    ),
     "Label Studio, flat": ({"prompt": Q, "answer1": A, "answer2": B, "pw": "left", "annotator": 1}, TEXTS, {}),
     "ShareGPT preference": (
         {
@@ -256,6 +286,17 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
     "question and answer lines": (
         both(lambda a: f"Q: {Q}\nA: {a}"),
         (f"Q: {Q}\nA:", f" {A}", f" {B}"),
+        {},
+    ),
+    "margin of TRL": ({"prompt": Q, **PAIR, "margin": 1.5}, TEXTS, {}),
+    "parts without a type": (
+        both(lambda a: [{"role": "user", "content": [{"text": Q}]}, {"role": "model", "content": [{"text": a}]}]),
+        TALK,
+        {},
+    ),
+    "last question beside the whole": (
+        {"prompt": Q, **both(lambda a: [*user("Hi."), *assistant("Hello."), *talk(a)])},
+        ([*user("Hi."), *assistant("Hello."), *user(Q)], *TALK[1:]),
         {},
     ),
     "PairRM": ({"prompt": Q, "all_rm_scores": [1.0, 0.0], **both(talk)}, TALK, {}),
@@ -361,7 +402,7 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "arena tie": ({"conversation_a": talk(B), "conversation_b": talk(A), "winner": "tie (bothbad)"}, "holds a tie", {}),
     "arena winner": (
         {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "me"},
-        "'winner' that its format does not",
+        "has a value in 'winner' that is none of model_a, model_b, tie",
         {},
     ),
     "Kaggle, turns missing": (
@@ -473,13 +514,77 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     ),
     "Arena, other winners": (
         {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "A"},
-        "'winner' that its format does not",
+        "'winner' that is none of model_a, model_b, tie, tie (bothbad), both_bad; write one",
         {},
     ),
-    "Label Studio, choices": (
-        {"data": {"prompt": Q, "a1": B, "a2": A}}
-        | {"annotations": [{"completed_by": 1, "result": [{"type": "choices", "value": {"choices": ["a2"]}}]}]},
-        "holds no judgement that was given",
+    "Arena, a winner of two responses": (AB | {"winner": "A"}, "response_a and response_b with a label are read", {}),
+    "Kaggle, the winner in one column": (
+        {name: json.dumps([text]) for name, text in AB.items()} | {"label": "a"},
+        "column 'prompt' holds a list of texts as text",
+        LABEL | {"labels": "a,b"},
+    ),
+    "Label Studio, choices of other names": (
+        studio({"choices": ["Response 2"]}),
+        "left or right, or the name of a response's field",
+        {},
+    ),
+    "Label Studio, ratings": (studio({"rating": 4}), "left or right, or the name of a response's field", {}),
+    "Label Studio, two questions": (
+        studio({"selected": "left"}, {"choices": ["a2"]}),
+        "holds judgements of two questions, of which one can be the label",
+        {},
+    ),
+    "Label Studio, fields of any name": (
+        studio({"selected": "left"}, prompt=Q, x=A, y=B, z="Be brief."),
+        "more than two fields that may be responses; name the two response_1 and response_2",
+        {},
+    ),
+    "Argilla, two questions": (
+        {
+            "fields": {"prompt": Q, "r1": B, "r2": A},
+            "responses": {"better": [{"value": "r2"}], "safer": [{"value": "r1"}]},
+        },
+        "holds judgements of two questions, of which one can be the label",
+        {},
+    ),
+    "Argilla, a name among three": (
+        {"fields": {"prompt": Q, "r1": B, "r2": A, "guideline": "x"}, "responses": {"better": [{"value": "r2"}]}},
+        "more than two fields that may be responses",
+        {},
+    ),
+    "Argilla, columns for answers": (
+        {"prompt": Q, "response_1": B, "response_2": A, "better.responses": ["response_2"]},
+        "lacks one of 'chosen'/'rejected'",
+        {},
+    ),
+    "passage beside the instruction": (
+        {"instruction": Q, "context": "Tea is hot.", **PAIR},
+        "has the column 'context', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "talk before the question": (
+        {"question": Q, "chat_history": talk("No."), **PAIR},
+        "has the column 'chat_history', which belongs to the prompt",
+        {},
+    ),
+    "two system messages, one a side": (
+        {name: [{"role": "system", "content": name}, *talk(text)] for name, text in PAIR.items()},
+        "a system message after the first, or two different ones",
+        {},
+    ),
+    "NeMo": (
+        {"context": user(Q), "completions": [{"rank": 0, "completion": assistant(A)}]},
+        "lacks one of 'chosen'/'rejected'",
+        {},
+    ),
+    "Gemini": (
+        both(lambda a: [{"role": "user", "parts": [{"text": Q}]}, {"role": "model", "parts": [{"text": a}]}]),
+        "holds a message without a 'role' and a 'content' text",
+        {},
+    ),
+    "tokens of an older TRL": (
+        {"input_ids_chosen": [1, 2], "input_ids_rejected": [1, 3]},
+        "lacks one of 'chosen'/'rejected'; the nearest is 'input_ids_rejected'",
         {},
     ),
     "trl stepwise": ({"prompt": Q, "completions": [A, B], "labels": [True, False]}, "lacks one of 'chosen'", {}),
