@@ -167,29 +167,21 @@ class StopOnNonFinite(TrainerCallback):
     """Stops the run at a loss or gradient norm that is not finite, instead of training on."""
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         for name in ("loss", "grad_norm"):
             value = (logs or {}).get(name)
             if value is not None and not torch.isfinite(torch.as_tensor(float(value))):
-                raise FloatingPointError(f"{name} is {value} at step {state.global_step}: lower the learning rate")
+                first = "check model.source and the texts: nothing was changed before this step"
+                remedy = first if state.global_step <= 1 else "lower the learning rate"
+                raise FloatingPointError(f"{name} is {value} at step {state.global_step}: {remedy}")
 
 
 class LossOnBar(ProgressCallback):
     """A progress bar that carries the loss, and r̂ where responses were scored, not a line of numbers at each step."""
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         labels = {"loss": "loss", "pessimistic/score": "r̂"}
         values = {label: f"{float(logs[key]):.3f}" for key, label in labels.items() if logs is not None and key in logs}

@@ -41,14 +41,20 @@ def check_no_adapter(folder: Path, where: str) -> None:
 
 
 def check_weights(folder: Path, where: str) -> None:
-    """UserError where a weight in the safetensors of a checkpoint folder is not a finite number. Reads all of them."""
-    from safetensors import safe_open
+    """UserError where the weights of a checkpoint folder are absent, unreadable or not finite. Reads all of them."""
+    from transformers.modeling_utils import load_state_dict
 
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (it cannot be iterated)
-                if not tensors.get_tensor(name).isfinite().all():
-                    raise UserError(f"{where} '{folder}': {name} holds NaN or infinity: give an undamaged checkpoint")
+    files = sorted([*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")])
+    if not files:
+        raise UserError(f"{where} '{folder}' must hold weights (such as model.safetensors), got none: give them")
+    for path in files:
+        try:
+            damaged = [name for name, weight in load_state_dict(path).items() if not weight.isfinite().all()]
+        except Exception as error:  # of each format its own kinds
+            cause = type(error).__name__
+            raise UserError(f"{where}: {path} cannot be read ({cause}): copy or download it again") from None
+        if damaged:
+            raise UserError(f"{where} '{folder}': {damaged[0]} holds NaN or infinity: give an undamaged checkpoint")
 
 
 def check_lm_folder(folder: Path, where: str) -> None:

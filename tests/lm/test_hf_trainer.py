@@ -124,12 +124,13 @@ def test_the_marker_is_written_by_the_main_process_when_the_save_is_done(
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_training_stops_at_a_loss_that_is_not_finite(name: str, bad: float) -> None:
+@pytest.mark.parametrize(("step", "remedy"), [(1, "check model.source"), (3, "lower the learning rate")])
+def test_training_stops_at_a_loss_that_is_not_finite(name: str, bad: float, step: int, remedy: str) -> None:
     callback = hf_trainer.StopOnNonFinite()
-    anything: Any = SimpleNamespace(global_step=3)
+    anything: Any = SimpleNamespace(global_step=step)
     callback.on_log(anything, anything, anything, logs={"loss": 1.0, "grad_norm": 2.0, "epoch": float("inf")})
     callback.on_log(anything, anything, anything)
-    with pytest.raises(FloatingPointError, match=f"{name} is .* at step 3"):
+    with pytest.raises(FloatingPointError, match=f"{name} is .* at step {step}: {remedy}"):
         callback.on_log(anything, anything, anything, logs={name: bad})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.stages.checks import check_base_model
+from safetensors.torch import load_file
 
 TEXTS = ["the quick brown fox jumps over the lazy dog " * 3]
 
@@ -41,6 +43,26 @@ def more_tokens(*names: str, pad: bool = False) -> Callable[[Path, Path], None]:
     return make
 
 
+def pickled(source: Path, target: Path) -> None:
+    put(float("nan"))(source, target)
+    weights = target / "model.safetensors"
+    torch.save(load_file(weights), target / "pytorch_model.bin")
+    weights.unlink()
+
+
+def rewritten(change: Callable[[bytes], bytes]) -> Callable[[Path, Path], None]:
+    def make(source: Path, target: Path) -> None:
+        shutil.copytree(source, target)
+        weights = target / "model.safetensors"
+        weights.write_bytes(change(weights.read_bytes()))
+
+    return make
+
+
+def without_weights(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
+
+
 def adapter(source: Path, target: Path) -> None:
     model = get_peft_model(load_causal_lm(source, "float32"), LoraConfig(r=2, target_modules="all-linear"))
     model.save_pretrained(target)
@@ -50,6 +72,10 @@ KINDS: dict[str, tuple[Callable[[Path, Path], None], str | None]] = {
     "NaN": (put(float("nan")), "holds NaN or infinity: give an undamaged checkpoint"),
     "infinity": (put(float("-inf")), "holds NaN or infinity"),
     "infinity, bfloat16": (put(float("inf"), torch.bfloat16), "holds NaN or infinity"),
+    "NaN in a pickle": (pickled, "holds NaN or infinity"),
+    "a file cut short": (rewritten(lambda data: data[:-100]), "cannot be read .*: copy or download it again"),
+    "a pointer in place of a file": (rewritten(lambda _: b"version https://git-lfs"), "cannot be read"),
+    "no weights": (without_weights, "must hold weights"),
     "large and finite": (put(3e38), None),
     "a token without an embedding": (more_tokens("<|tool|>"), r"<\|tool\|> at id \d+, and its model has \d+ ids"),
     "a pad token without one": (more_tokens("<PAD>", pad=True), r"<PAD> at id \d+"),
