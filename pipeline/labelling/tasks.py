@@ -16,14 +16,17 @@ from private_rlhf.labelling.labellers import FileDrop, Labeller, busiest
 from private_rlhf.labelling.questions import MOST_FILE, Question, make_question, read_questions
 from private_rlhf.labelling.store import FILE, AnswerStore
 from private_rlhf.privacy.labelers import total_epsilon
+from private_rlhf.privacy.records import record_id
 
-LABELS = ("annotations", "completions", "predictions", "drafts", "total_annotations", "total_predictions", "result")
+LABELS = ("annotations", "completions", "predictions", "drafts", "total_annotations", "total_predictions", "result",
+          "annotation_id")  # fmt: skip
 """Keys of a task under which Label Studio keeps what somebody, or a model, has answered."""
 
 
 def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[str]]:
-    """(questions, names of what is left out) of a JSON list of tasks {"id", "data": {…}}; fields: prompt and the two
-    responses in `data`. Nothing but these and the id is read: any other field may carry an answer.
+    """(questions, names of what is left out) of a JSON list of tasks {"id", "data": {…}}, or of {…} as Label Studio
+    imports it; fields: prompt and the two responses in `data`. Nothing but these and the id is read: any other field
+    may carry an answer. Without an id it is that of the pair.
 
     UserError for a file that is not a list of tasks, and for one that holds annotations.
     """
@@ -40,20 +43,23 @@ def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[
         if question.id in questions:
             raise UserError(f"{path}, task {number}: its id was there before; each question is an event of its own")
         questions[question.id] = question
-        others |= (set(task) - {"id", "data"}) | {f"data.{name}" for name in set(task["data"]) - set(fields)}
+        data = task.get("data", {})
+        others |= {f"data.{name}" for name in {*data} - {*fields}}
+        others |= set(task) - {"id", "data", *(() if data else fields)}
     return list(questions.values()), sorted(others)
 
 
 def _question(task: Any, fields: Sequence[str], where: str) -> Question:
-    data = task.get("data") if isinstance(task, dict) else None
-    if not isinstance(data, dict) or not isinstance(task.get("id"), int | str):
+    data = task.get("data", task) if isinstance(task, dict) else None
+    if not isinstance(data, dict) or not isinstance(task.get("id", ""), int | str):
         raise UserError(f'{where}: is not of the form {{"id": 1, "data": {{…}}}}; export the tasks as JSON')
     if any(task.get(name) for name in LABELS):
         raise UserError(f"{where}: holds annotations, which are true labels for `private-rlhf privatize`: remove them")
     if missing := [name for name in fields if name not in data]:
         raise UserError(f"{where}: its data have no field {missing[0]}; name prompt and responses with --fields")
     try:
-        return make_question(str(task["id"]), *(data[name] for name in fields))
+        prompt, *responses = (data[name] for name in fields)
+        return make_question(str(task.get("id") or record_id(prompt, responses)[:16]), prompt, *responses)
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: {error}; fix or remove it") from None
 

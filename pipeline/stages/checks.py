@@ -173,4 +173,5 @@ def check_trainer_args(name: str, recipe: Recipe, world: World) -> None:
     schema = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Config")
     cap = recipe.model.max_response_tokens
     fixed = trl_arguments(name, settings, recipe.ppo, cap) if name in ON_TRL else {}
+    fixed |= {"loss_type": "nll"} if name == "sft" else {}
     trainer_config(name, settings, schema, Path("checkpoints"), recipe.seed, world, **fixed)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import trl
 from private_rlhf.cli import main
 from private_rlhf.core.atomic import json_text, write_json
 from private_rlhf.core.errors import UserError
@@ -30,10 +30,12 @@ from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.verify import verify_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.signatures import file_digest, sign
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 GOLDEN = Path(__file__).parents[1] / "golden" / "releases"
 SETTINGS = {"compression": "zstd", "compression_level": 1, "use_dictionary": False, "write_statistics": False}
+ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
 SHARD = "part-00000.parquet"
 
 
@@ -427,9 +429,35 @@ def test_a_release_loads_as_it_is(bundle: Path, tmp_path: Path) -> None:
     assert list(datasets.load_dataset(str(bundle), split="train", streaming=True)) == expected
     assert pq.read_table(bundle).to_pylist() == expected
     assert pandas.read_parquet(bundle).to_dict("records") == expected
-    with suppress(ImportError):
-        duckdb = importlib.import_module("duckdb")
-        assert duckdb.sql(f"select * from '{bundle}/*.parquet'").fetchall() == [tuple(row.values()) for row in expected]
+
+
+def test_duckdb_reads_a_release(bundle: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed, so no release is read by it")
+    rows = duckdb.sql(f"select * from '{bundle}/*.parquet'").fetchall()
+    assert rows == [tuple(row.values()) for row in pq.read_table(bundle).to_pylist()]
+
+
+@pytest.mark.parametrize("form", ["texts", "messages"])
+@pytest.mark.parametrize("kind", ["Reward", "DPO"])
+def test_trl_trains_on_a_release_as_it_is(
+    bundle: Path, made: Path, tmp_path: Path, checkpoint: Path, kind: str, form: str
+) -> None:
+    if form == "messages":
+        rows = [{name: [{"role": role, "content": f"{name} {i}"}] for name, role in ROLES.items()} for i in range(8)]
+        (tmp_path / "raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        bundle = tmp_path / "messages"
+        privatize_source(Request(str(tmp_path / "raw.jsonl"), bundle, 1.0, made / "owner.key"))
+    loaded = datasets.load_dataset(str(bundle), split="train", cache_dir=str(tmp_path / "cache"))
+    load = AutoModelForSequenceClassification if kind == "Reward" else AutoModelForCausalLM
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = load.from_pretrained(checkpoint, **({"num_labels": 1} if kind == "Reward" else {}))
+    model.config.pad_token_id = tokenizer.pad_token_id
+    settings = getattr(trl, f"{kind}Config")(
+        output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4, report_to="none", bf16=False,
+        use_cpu=True, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = getattr(trl, f"{kind}Trainer")(model, args=settings, train_dataset=loaded, processing_class=tokenizer)
+    assert np.isfinite(trainer.train().training_loss)
 
 
 def test_memory_does_not_grow_with_the_rows_of_a_shard(bundle: Path) -> None:

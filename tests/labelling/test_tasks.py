@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,26 @@ def test_label_studio_tasks_become_questions(tmp_path: Path, capsys: pytest.Capt
     assert "0.9" not in left_out
     assert "selected" not in left_out
     assert read_questions(tmp_path / "q.jsonl") == [make_question(id, "p", "x", "y") for id in ("7", "b")]
+
+
+@pytest.mark.parametrize("wrap", [lambda data: {"data": data}, lambda data: data])
+def test_tasks_that_label_studio_would_import_become_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrap: Callable[[dict[str, str]], dict[str, Any]]
+) -> None:
+    """Without ids: a question has the id of its pair, wherever it stands in the file. Answers stay refused."""
+    path, output = tmp_path / "tasks.json", tmp_path / "q.jsonl"
+    other = DATA | {"prompt": "q", "source": "x"}
+    ids = []
+    for tasks in ([DATA, other], [other, DATA]):
+        path.write_text(json.dumps([wrap(each) for each in tasks]))
+        assert main(["label", "tasks", str(path), "--output", str(output), "--force"]) == 0
+        assert "source" in capsys.readouterr().err
+        ids.append({each.prompt: each.id for each in read_questions(output)})
+    assert ids[0] == ids[1]
+    assert len({*ids[0].values()}) == 2
+    path.write_text(json.dumps([wrap(DATA) | {"pw": "left", "annotation_id": 3}]))
+    assert main(["label", "tasks", str(path), "--output", str(output), "--force"]) == 2
+    assert "holds annotations" in capsys.readouterr().err
 
 
 def answered_store(folder: Path) -> AnswerStore:

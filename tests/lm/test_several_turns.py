@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,20 @@ def test_real_dialogues_with_several_turns(renderer: Renderer) -> None:
     home = os.environ.get("PRIVATE_RLHF_TEST_DATA")
     if not home:
         pytest.skip("PRIVATE_RLHF_TEST_DATA is not set, so the real HH-RLHF rows are not read")
-    several = 0
+    wide, several, dialogues = Renderer(renderer.tokenizer, 10_000, 8), 0, 0
+    end = renderer.tokenizer.eos_token
     for split in ("train", "eval"):
         for prompt, *responses, _ in read_preferences(Path(home) / "hh_harmless", split):
+            twice = 0
             for response in responses:
                 assert isinstance(prompt, list)
                 assert isinstance(response, list)
-                if len(response) > 1:
-                    several += 1
-                    wide = Renderer(renderer.tokenizer, 10_000, 8)
-                    assert wide.prompt_ids(prompt) + wide.response_ids(response) == whole(wide, [*prompt, *response])
-    assert several == 2
+                turns = [*prompt, *response]
+                if any(one["role"] == other["role"] for one, other in pairwise(turns)):
+                    twice += 1
+                    several += len(response) > 1
+                    assert wide.prompt_ids(prompt) + wide.response_ids(response) == whole(wide, turns)
+                    learnt = learnt_text(wide, wide.learnt_ids(response))
+                    assert learnt == "".join(f"{turn['content']}{end}" for turn in response)
+            dialogues += twice > 0
+    assert (dialogues, several) == (5, 2)
