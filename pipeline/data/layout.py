@@ -210,12 +210,11 @@ class Layout:
                 column.append(data if encoded else text)
             preferred.append(sign)
             blank.append(any(map(is_blank, converted)))
+        prompt, first, second = (pa.array(column, pa.large_string()) for column in texts)
         columns = Columns(
-            *(pa.array(column, pa.large_string()) for column in texts),
-            np.array(preferred, np.int8),
-            self.kind,
+            prompt, first, second, np.array(preferred, np.int8), self.kind,
             np.array(blank, bool),
-            *(values if name else None for values, name in zip(named, self._names, strict=True)),
+            named[0] if self._names[0] else None, named[1] if self._names[1] else None,
             pa.array(extra, pa.large_string()) if self.options.columns else None,
             np.array(corrects, bool) if self.options.corrects_column else None,
             np.array(levels, np.uint8) if self.options.epsilon_column else None,

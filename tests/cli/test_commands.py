@@ -162,9 +162,10 @@ def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: 
     with serving() as endpoint:
         judge = f"openai:{endpoint.url}#their-model"
         assert main([*arguments, "--judge", judge, "--output", str(tmp_path / "result.json")]) == 0
-    assert f"win rate by {judge}: 0.500 [" in capsys.readouterr().out
+    assert f"win rate by {judge}: withheld: 3 of at least 12" in capsys.readouterr().out
     assert {request["model"] for request in endpoint.seen} == {"their-model"}
-    assert read_json(tmp_path / "result.json")["temperature"] == 0.7
+    result = read_json(tmp_path / "result.json")
+    assert (result["temperature"], result["win_rate"]["value"]) == (0.7, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_stages_stand_after_what_they_read() -> None:
 
 
 def test_every_section_of_the_recipe_changes_some_stage() -> None:
-    fields = set(Recipe.__dataclass_fields__)
+    fields = set(Recipe.__dataclass_fields__) - {"effort"}  # which is in the sizes that it gave
     named = {section for stage in STAGES for section in stage.sections}
     assert {section for section in named if "." not in section} == fields
     tree = to_tree(recipe())
