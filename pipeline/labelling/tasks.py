@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from private_rlhf.labelling.labellers import FileDrop, Labeller, busiest
 from private_rlhf.labelling.questions import MOST_FILE, Question, make_question, read_questions
 from private_rlhf.labelling.store import FILE, AnswerStore
 from private_rlhf.privacy.labelers import total_epsilon
-from private_rlhf.privacy.records import record_id
 
 LABELS = ("annotations", "completions", "predictions", "drafts", "total_annotations", "total_predictions", "result",
           "annotation_id")  # fmt: skip
@@ -44,8 +44,7 @@ def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[
             raise UserError(f"{path}, task {number}: its id was there before; each question is an event of its own")
         questions[question.id] = question
         data = task.get("data", {})
-        others |= {f"data.{name}" for name in {*data} - {*fields}}
-        others |= set(task) - {"id", "data", *(() if data else fields)}
+        others |= set(task) - {"id", "data", *(() if data else fields)} | {f"data.{key}" for key in {*data} - {*fields}}
     return list(questions.values()), sorted(others)
 
 
@@ -58,16 +57,15 @@ def _question(task: Any, fields: Sequence[str], where: str) -> Question:
     if missing := [name for name in fields if name not in data]:
         raise UserError(f"{where}: its data have no field {missing[0]}; name prompt and responses with --fields")
     try:
-        prompt, *responses = (data[name] for name in fields)
-        return make_question(str(task.get("id") or record_id(prompt, responses)[:16]), prompt, *responses)
+        question = make_question(str(task.get("id", "none")), *(data[name] for name in fields))
+        return question if "id" in task else replace(question, id=question.record[:16])
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: {error}; fix or remove it") from None
 
 
 @contextmanager
 def open_answers(folder: Path) -> Iterator[tuple[list[Question], Labeller]]:
-    """(questions, who answers them) of a page's store, closed after the block, or of a file drop. UserError for
-    neither."""
+    """(questions, who answers them) of a page's store, closed after the block, or of a file drop. UserError: none."""
     if (folder / FILE).exists() or not (folder / "labeller.json").is_file():
         with closing(AnswerStore.open(folder)) as store:  # an open one leaves its write-ahead log behind
             yield store.questions(), store

@@ -26,14 +26,14 @@ TASK = {"id": 7, "data": DATA, "annotations": [], "total_annotations": 0}
 def test_label_studio_tasks_become_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fields that may carry answers are left out, and named without what they hold."""
     told = {"sentiment": "left", "choice": {"selected": "left"}}
-    tasks = [TASK, TASK | {"id": "b", "inner_id": 2, "agreement": 0.9, "data": DATA | told}]
+    tasks = [TASK, TASK | {"id": 0}, TASK | {"id": "b", "inner_id": 2, "agreement": 0.9, "data": DATA | told}]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     assert main(["label", "tasks", str(tmp_path / "tasks.json"), "--output", str(tmp_path / "q.jsonl")]) == 0
     (left_out,) = capsys.readouterr().err.splitlines()
     assert all(name in left_out for name in ("agreement", "data.choice", "data.sentiment", "inner_id"))
     assert "0.9" not in left_out
     assert "selected" not in left_out
-    assert read_questions(tmp_path / "q.jsonl") == [make_question(id, "p", "x", "y") for id in ("7", "b")]
+    assert read_questions(tmp_path / "q.jsonl") == [make_question(id, "p", "x", "y") for id in ("7", "0", "b")]
 
 
 @pytest.mark.parametrize("wrap", [lambda data: {"data": data}, lambda data: data])
