@@ -75,7 +75,7 @@ def task_rows() -> Iterator[Row]:
     """Label Studio's tasks."""
     task = {"id": 1, "data": {"prompt": "x", "answer1": "y", "answer2": "z"}}
     files = {
-        "empty": "", "no list": "{}", "an empty list": "[]", "numbers": "[1]", "no id": json.dumps([{"data": task["data"]}]), "no data": '[{"id": 1}]',
+        "empty": "", "no list": "{}", "an empty list": "[]", "numbers": "[1]", "an id that is null": json.dumps([task | {"id": None}]), "no data": '[{"id": 1}]',
         "annotated": json.dumps([{**task, "annotations": [{"result": []}]}]), "predicted": json.dumps([{**task, "predictions": [1]}]),
         "one answer": json.dumps([{"id": 1, "data": {"prompt": "x", "answer1": "y"}}]), "two equal answers": json.dumps([{"id": 1, "data": {"prompt": "x", "answer1": "y", "answer2": "y"}}]), "counted": json.dumps([{**task, "total_annotations": 1}]),
         "a number for text": json.dumps([{"id": 1, "data": {"prompt": 3, "answer1": "y", "answer2": "z"}}]),
