@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from private_rlhf.core.errors import UserError
-from rich.markup import escape
 
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that this command did not write.")]
 
@@ -44,7 +44,7 @@ def escape_help(command: Any) -> None:
     """
     for each in (command, *command.params):
         if text := getattr(each, "help", None):
-            each.help = escape(text)
+            each.help = re.sub(r"(\[[a-z#/@][^\[]*?\])", r"\\\1", text)  # rich.markup.escape is slow to import
     for below in getattr(command, "commands", {}).values():
         escape_help(below)
 

@@ -495,7 +495,9 @@ def _json_of(row: Row, names: Sequence[str]) -> str:
 
 def _has_written_list(texts: pa.Array) -> bool:
     """True if one of the texts is a list of messages, see `is_written_list`."""
-    candidates = texts.take(pa.array(np.flatnonzero(np.isin(edge_bytes(texts)[0], _BEGINS_LIST))))
+    if not len(places := np.flatnonzero(np.isin(edge_bytes(texts)[0], _BEGINS_LIST))):
+        return False
+    candidates = texts.take(pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)]))  # no pandas
     trimmed = pc.utf8_ltrim_whitespace(candidates)
     rows = pc.indices_nonzero(pc.match_substring_regex(trimmed, r"""^["']?[\[{]"""))
     return any(is_written_list(candidates[row].as_py()) for row in rows.to_pylist())
