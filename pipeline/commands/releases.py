@@ -26,7 +26,7 @@ def verify_release(
     verified = verify(bundle, signer, as_published)
     release, total, copied = verified.release, verified.record_epsilon, verified.copied
     facts = release.manifest.guarantee
-    epsilon = "∞" if facts["epsilon"] is None else f"{facts['epsilon']:g}"
+    epsilon = "∞" if facts["epsilon"] is None else release.manifest.epsilon_text
     mark = f", {facts['mark']}" if facts["mark"] else ""
     who = f"signed by {release.signer}" if release.signer else "unsigned: nobody vouches for it"
     trusted = who_is_trusted(facts if release.signer else {**facts, "unsigned": True})

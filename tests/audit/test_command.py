@@ -47,6 +47,9 @@ def test_canaries_keep_the_person_and_the_epsilon_of_their_rows(tmp_path: Path, 
     given = ["--output", str(tmp_path / "out"), "--key", str(key), "--labeler-column", "who", "--epsilon-column", "eps",
              "--epsilon-levels", "0.5,4"]  # fmt: skip
     assert main(["privatize", "--data", str(planted), *given]) == 0
+    capsys.readouterr()
+    assert main(["verify-release", str(tmp_path / "out")]) == 0
+    assert f"{len(rows)} labels at ε = 0.5 (" in capsys.readouterr().out
     assert main(["attack", str(tmp_path / "out"), "--key", str(key)]) == 0
 
 
