@@ -11,15 +11,14 @@ import typer
 from private_rlhf.commands.options import Force
 from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError, print_lines
-from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise import LabelNoise, check_epsilon
 from private_rlhf.core.outputs import begins_with, output_file
 
 if TYPE_CHECKING:
     from private_rlhf.evaluation.forecast import Answers, Forecast
 
 PAGE, FIGURE = r"# \d+ labels at ε = ", r'<svg [^>]*aria-label="Retained gain'
-LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
-SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
+STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # ε, and times the labels that are asked about
 NOTE = (
     "Median of simulated rewards, 5 % and 95 %. Retained: of the J gain of as many true labels. The policy is the "
     "Gibbs policy of the learnt reward; PPO reaches most of its gain."
@@ -54,6 +53,8 @@ def design(
     asked, each = terms(answers, epsilon, budget)
     figure = None
     if output is not None:
+        if output.suffix == ".svg":
+            raise UserError(f"--output must be a Markdown page, got {output}: its figure is the .svg beside it")
         output = output_file(output, "--output", rewrites=begins_with(PAGE), force=force)
         figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), force=force)
     from private_rlhf.core import atomic
@@ -61,9 +62,9 @@ def design(
     from private_rlhf.report.plots import retained_curve, svg_file
 
     labels = people * asked
-    levels = sorted({*LEVELS, each})
-    counts = sorted({max(2, round(share * labels)) for share in SHARES})
-    cells = [*((labels, level) for level in levels), *((count, each) for count in counts)]
+    levels = sorted({*STEPS, each})
+    counts = sorted({max(2, round(share * labels)) for share in STEPS})
+    cells = [*((labels, level) for level in levels), *((count, each) for count in counts if count != labels)]
     features = Answers.normal() if policy is None else draw(policy, prompts)
     results = forecasts(features, cells, agreement, kl_coef, rewards)
     page = "\n".join([*head(people, asked, each), "", *table(cells, results), "", NOTE, "", consent(asked, each)])
@@ -76,7 +77,6 @@ def design(
 
 def terms(answers: int, epsilon: float | None, budget: float | None) -> tuple[int, float]:
     """(answers of a person that are asked, ε of each). UserError unless one of the two amounts is given."""
-    from private_rlhf.core.noise import check_epsilon
     from private_rlhf.privacy.person import split_budget
 
     if (epsilon is None) == (budget is None):
@@ -109,13 +109,11 @@ def draw(policy: str, prompts: str) -> Answers:
 
 
 def head(people: int, asked: int, epsilon: float) -> list[str]:
-    """What is asked of whom, and what the labels carry."""
+    """The title, and how many true labels these are worth."""
     labels, worth = people * asked, LabelNoise.of(epsilon).factor ** 2
-    return [
-        f"# {labels} labels at ε = {epsilon:g}: {asked} of each of {people} people",
-        "",
-        f"They carry what {worth * labels:.0f} true labels would, n·tanh²(ε/2): {1 / worth:.1f} are worth a true one.",
-    ]
+    title = f"# {labels} labels at ε = {epsilon:g}: {asked} of each of {people} people"
+    true = f"{worth * labels:.0f} true labels would, n·tanh²(ε/2): {1 / worth:.1f} are worth a true one."
+    return [title, "", f"They carry what {true}"]
 
 
 def table(cells: Sequence[tuple[int, float]], results: Sequence[Forecast]) -> list[str]:
@@ -133,11 +131,12 @@ def table(cells: Sequence[tuple[int, float]], results: Sequence[Forecast]) -> li
 def consent(asked: int, epsilon: float) -> str:
     """A paragraph for a consent form."""
     kept, total = 100 * LabelNoise.of(epsilon).keep_prob, asked * epsilon
-    most = f"{math.exp(total):,.0f}" if total < 14 else f"e^{total:.0f}"
+    one, most = (f"{math.ceil(10 * math.exp(each)) / 10:,}" if each < 14 else f"e^{math.ceil(each)}"
+                 for each in (epsilon, total))  # bounds, so rounded up
     together = "" if total < 5 else " So each answer is protected, and all of yours together hardly."
     return (
         f"For the consent form: “You will be asked which of two answers you prefer, at most {asked} times. Chance may "
         f"change your answer before anyone sees it: of 100 people who prefer A, {kept:.0f} reports say A. Whoever sees "
-        f"one report can change the odds of what you prefer by a factor of at most {math.exp(epsilon):.3g}; whoever "
+        f"one report can change the odds of what you prefer by a factor of at most {one}; whoever "
         f"sees all of yours, by {most}.{together}”"
     )

@@ -1,4 +1,4 @@
-"""What n labels at ε would bring, before anyone is asked: simulated rewards, learnt from simulated people's labels.
+"""A forecast of what n labels at ε bring, before anyone is asked: rewards learnt from simulated people's labels.
 
 A simulated reward is linear in coordinates of answers and as strong as the agreement of two people says. n labels of
 random pairs follow Bradley–Terry and are randomised; `private_likelihood` with the ridge of the largest evidence learns
@@ -77,8 +77,8 @@ class Forecast:
 
     @property
     def retained(self) -> np.ndarray:
-        """(R,) in [0, 1]: the gain as a share of that of as many true labels, clipped."""
-        return np.clip(self.gain / self.public_gain, 0.0, 1.0)
+        """(R,) in [0, 1]: the gain as a share of that of as many true labels, clipped; 0 where those gain nothing."""
+        return np.clip(self.gain / np.where(self.public_gain > 0.0, self.public_gain, np.inf), 0.0, 1.0)
 
 
 def middle(values: np.ndarray) -> tuple[float, float, float]:

@@ -96,7 +96,7 @@ def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T
     """
     file = path if path.suffix or path.exists() else shipped_recipe(str(path))
     tree = apply_overrides(documents.read_mapping(file), overrides)
-    efforts = documents.read_mapping(Path(__file__).with_name("efforts.yaml"))
+    efforts = documents.read_mapping(Path(__file__).with_name("efforts.yaml")) if "effort" in tree else {}
     return parse(schema, merge(efforts.get(str(tree.get("effort")), {}), tree), str(file))
 
 

@@ -59,8 +59,10 @@ def test_labels_are_flipped_where_the_coin_says_so() -> None:
 
 
 def test_a_share_is_never_outside_0_and_1() -> None:
-    forecast = Forecast(np.array([-0.1, 0.2, 0.5]), np.array([0.4, 0.4, 0.4]), np.zeros(3))
-    assert forecast.retained == pytest.approx([0.0, 0.5, 1.0])
+    """And nothing is retained of a gain that is none."""
+    gains, public = [-0.1, 0.2, 0.5, -0.1, 0.1], [0.4, 0.4, 0.4, -0.05, 0.0]
+    forecast = Forecast(np.array(gains), np.array(public), np.zeros(5))
+    assert forecast.retained == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.0])
 
 
 def test_a_budget_buys_the_best_number_of_answers() -> None:
@@ -73,7 +75,8 @@ def test_a_budget_buys_the_best_number_of_answers() -> None:
 def test_the_consent_form_says_what_a_report_and_all_of_them_tell() -> None:
     text = consent(4, 1.0)
     assert "of 100 people who prefer A, 73 reports say A" in text
-    assert "at most 2.72; whoever sees all of yours, by 55.”" in text
+    assert "at most 2.8; whoever sees all of yours, by 54.6.”" in text
+    assert "at most 1.3; whoever sees all of yours, by 1.3.”" in consent(1, 0.2)  # e^0.2 is 1.22
     assert "e^20. So each answer is protected, and all of yours together hardly.”" in consent(20, 1.0)
 
 
@@ -84,6 +87,8 @@ def test_the_command_prints_and_writes_a_page(tmp_path: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert printed.startswith("# 20 labels at ε = 1: 2 of each of 10 people\n\nThey carry what 4 true labels would")
     assert page.read_text(encoding="utf-8").startswith(printed.rstrip())
+    rows = [line.split(" | ")[:2] for line in printed.splitlines() if line.startswith("| ")]
+    assert len(rows) == len({*map(tuple, rows)}) == 1 + 5 + 4  # the head, five ε at 20 labels, four other numbers
     assert "Retained gain" in (tmp_path / "design.svg").read_text(encoding="utf-8")
     assert main(command) == 0  # its own page is written again
     page.write_text("notes", encoding="utf-8")
@@ -98,6 +103,7 @@ def test_the_command_prints_and_writes_a_page(tmp_path: Path, capsys: pytest.Cap
         (["--epsilon", "0"], "--epsilon"),
         (["--epsilon", "1", "--agreement", "0.5"], "--agreement must lie between 0.5 and 1, got 0.5"),
         (["--epsilon", "1", "--policy", "absent"], "--policy"),
+        (["--epsilon", "1", "--output", "page.svg"], "--output must be a Markdown page, got page.svg"),
     ],
 )
 def test_what_cannot_be_forecast_is_one_line(

@@ -144,7 +144,7 @@ def test_the_first_questions_go_to_the_largest_epsilon(tmp_path: Path, order: li
 
 
 def test_questions_are_left_to_nobody_who_takes_no_more(tmp_path: Path) -> None:
-    """Who was removed, whose budget is spent, and who has not chosen."""
+    """Of the removed, of those whose budget is spent, and of those who have not chosen."""
     store = AnswerStore(tmp_path / "s", LEVELS, 4.0)
     store.ask(QUESTIONS)
     for person, number in (("gone", 2), ("spent", 2), ("new", None), ("anna", 0)):

@@ -85,7 +85,7 @@ def run_mutant(mutant: Mutant | None, sound: Sequence[Mutant] = MUTANTS) -> Resu
 
 
 def detect(copy: Path, kind: str, scenario: str) -> dict[str, Any]:
-    """What `detect` says in the copy, or `levels` of its scenario."""
+    """The answer of `detect` in the copy, or of `levels` for its scenario."""
     done = run_in(copy, str(copy / "tests" / "mutations" / _script(scenario)), kind, scenario)
     if done.returncode:
         raise RuntimeError(f"{kind} {scenario}: {done.stderr[-2000:]}")
