@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from private_rlhf.lm.distributed import is_sharded, largest
-from private_rlhf.lm.kernels.attention import with_room
+from private_rlhf.lm.kernels.attention import grouped_queries, with_room
 from private_rlhf.lm.kernels.linear_layers import packed_linears
+from private_rlhf.lm.kernels.replay import recorded, replays
 from private_rlhf.lm.kernels.token_terms import row_chunks
 from private_rlhf.lm.models import unwrap
 from private_rlhf.lm.rows import make_rows, sharing_of
@@ -26,8 +27,8 @@ from transformers import DynamicCache, TopPLogitsWarper
 
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are added up before the sums are: fewer passes, less rounding."""
-ENDED = 0.15
-"""Share of a batch that has ended before those responses leave it: leaving copies the cache of the others."""
+LOOK = {"cpu": 1, "cuda": 16}
+"""Tokens, by type of device, between two looks at which responses have ended: each look waits for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -127,44 +128,119 @@ def _decode(
 
     together: weights are split over processes. One that has no response left reads on until all are done.
     """
-    read = getattr(model, "read", model)  # a PolicyWithValue reads through itself, where split weights are gathered
-    logits, cache, mask = _read_prompts(model, read, prompts, pad_token_id, sampling.max_new_tokens)
-    positions = torch.tensor([len(prompt) for prompt in prompts], device=mask.device)
-    noise = noise_of(keys, sampling.max_new_tokens).to(mask.device)
-    responses: list[list[int]] = [[] for _ in prompts]
-    places = list(range(len(prompts)))  # which response a row of the batch is
-    going = [True] * len(prompts)
-    for step in range(sampling.max_new_tokens):
-        tokens = draw(logits, noise[:, step], sampling)
-        for row, token in enumerate(tokens.tolist()):
-            if going[row]:
-                responses[places[row]].append(token)
-                going[row] = token not in ends
-        unfinished = largest(sum(going), mask.device) if together else sum(going)
-        if not unfinished or step == sampling.max_new_tokens - 1:
+    logits, cache, mask = _read_prompts(model, prompts, pad_token_id, sampling.max_new_tokens)
+    device, room = mask.device, sampling.max_new_tokens
+    noise, last = noise_of(keys, room).to(device), torch.tensor(sorted(ends), device=device)
+    replayed = not together and replays(model)
+    steps = ReplayedSteps(model, cache, mask, sampling) if replayed else Steps(model, cache, mask, sampling)
+    drawn = torch.full((len(prompts), room), -1, device=device)
+    places = torch.arange(len(prompts), device=device)  # which response a row of the batch is
+    going = torch.ones_like(places, dtype=torch.bool)
+    tokens = draw(logits, noise[:, 0], sampling)
+    for step in range(1, room + 1):
+        drawn[places, step - 1] = torch.where(going, tokens, -1)
+        going = going & torch.isin(tokens, last, invert=True)
+        if step == room:
             break
-        if any(going) and sum(going) <= (1 - ENDED) * len(going):
-            rows_left = torch.tensor([row for row, on in enumerate(going) if on], device=mask.device)
-            cache.batch_select_indices(rows_left)
-            tokens, mask, positions, noise = tokens[rows_left], mask[rows_left], positions[rows_left], noise[rows_left]
-            places, going = [places[row] for row in rows_left.tolist()], [True] * len(rows_left)
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        extra = _positioned(model, positions[:, None])
-        logits = read(
-            input_ids=tokens[:, None], attention_mask=mask, past_key_values=cache, use_cache=True, **extra
-        ).logits[:, -1]
-        positions = positions + 1
-    return responses
+        if step % LOOK[device.type] == 0:
+            left = int(going.sum())
+            if not (largest(left, device) if together else left):
+                break
+            if 0 < left <= (1 - steps.ended) * len(going):
+                rows = going.nonzero()[:, 0]
+                steps.keep(rows)
+                tokens, noise, places, going = (each[rows] for each in (tokens, noise, places, going))
+        tokens = steps.take(tokens, noise[:, step])
+    return [[token for token in row if token >= 0] for row in drawn.tolist()]
+
+
+class Steps:
+    """The next token of every row of a batch, by a forward pass each."""
+
+    ended = 0.15
+    """Share of the rows that has ended before they leave: leaving copies the cache of the others."""
+
+    def __init__(self, model: Any, cache: Any, mask: Tensor, sampling: Sampling) -> None:
+        """cache: of the rows so far, whose real tokens `mask` (B, L) shows."""
+        self.model, self.cache, self.mask, self.sampling = model, cache, mask, sampling
+        self.positions = mask.sum(dim=1)
+        self.read = _reader(model)
+
+    def take(self, tokens: Tensor, uniform: Tensor) -> Tensor:
+        """The tokens (B,) that follow `tokens` (B,), drawn at uniform (B,)."""
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], dim=1)
+        where = {"past_key_values": self.cache, **_positioned(self.model, self.positions[:, None])}
+        self.positions = self.positions + 1
+        output = self.read(input_ids=tokens[:, None], attention_mask=self.mask, use_cache=True, **where)
+        return draw(output.logits[:, -1], uniform, self.sampling)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops the rows that are not named."""
+        self.cache.batch_select_indices(rows)
+        self.mask, self.positions = self.mask[rows], self.positions[rows]
+
+
+class ReplayedSteps(Steps):
+    """The same on memory of fixed shape, with a step recorded once and replayed (`kernels.replay`)."""
+
+    ended = 0.5
+    """Steps of fewer rows are recorded anew."""
+
+    def __init__(self, model: Any, cache: Any, mask: Tensor, sampling: Sampling) -> None:
+        """cache: has room for all tokens of a response (`with_room`)."""
+        super().__init__(model, cache, mask, sampling)
+        lowest, width = torch.finfo(unwrap(model).dtype).min, mask.shape[1]  # type: ignore[type-var]
+        shape = (len(mask), 1, 1, cache.layers[0].keys.shape[2])
+        self.hidden = torch.full(shape, lowest, dtype=unwrap(model).dtype, device=mask.device)  # type: ignore[call-overload]
+        self.hidden[:, 0, 0, :width].masked_fill_(mask.bool(), 0.0)
+        self.column = torch.tensor([width], device=mask.device)
+        for layer in cache.layers:
+            layer.column = self.column
+        self.replay: Callable[[], Tensor] | None = None
+
+    def take(self, tokens: Tensor, uniform: Tensor) -> Tensor:
+        """See `Steps`."""
+        if self.replay is None:
+            self.tokens, self.uniform = tokens.clone(), uniform.clone()
+            self.replay = recorded(self._step)
+        self.tokens.copy_(tokens)
+        self.uniform.copy_(uniform)
+        following = self.replay()
+        self.column += 1
+        self.positions += 1
+        return following
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Steps`."""
+        super().keep(rows)
+        self.hidden, self.replay = self.hidden[rows], None
+
+    def _step(self) -> Tensor:
+        self.hidden.index_fill_(3, self.column, 0.0)
+        with grouped_queries(unwrap(self.model).config.get_text_config()):  # type: ignore[operator, union-attr]
+            output = self.read(
+                input_ids=self.tokens[:, None],
+                attention_mask=self.hidden,
+                position_ids=self.positions[:, None],
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        return draw(output.logits[:, -1], self.uniform, self.sampling)
+
+
+def _reader(model: Any) -> Any:
+    """What reads tokens: a PolicyWithValue reads through itself, where split weights are gathered."""
+    return getattr(model, "read", model)
 
 
 def _read_prompts(
-    model: Any, read: Any, prompts: Sequence[Sequence[int]], pad_token_id: int, room: int
+    model: Any, prompts: Sequence[Sequence[int]], pad_token_id: int, room: int
 ) -> tuple[Tensor, Any, Tensor]:
     """Next-token logits (B, V), the cache of the prompts, aligned at their ends, and its mask (B, L).
 
     room: tokens still to come.
     """
-    device = next(model.parameters()).device
+    device, read = next(model.parameters()).device, _reader(model)
     ids, mask = pad_rows(prompts, pad_token_id, device, left=True)
     sharing = sharing_of(model)
     if sharing is None:

@@ -19,7 +19,7 @@ def test_small_models(tmp_path: Path) -> None:
     models = ["--model", "tiny", "--shape", "llama", "qwen", "--json", str(target)]
     sizes = ["--rollouts", "4", "--minibatch", "2", "--prompt", "24", "--response", "8", "--iterations", "1"]
     command = [sys.executable, str(script), *models, *sizes]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "TFLOP/s" in done.stdout

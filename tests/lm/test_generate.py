@@ -21,7 +21,7 @@ from private_rlhf.lm.generate import (
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from private_rlhf.lm.logprobs import response_forward, token_batch
 from scipy import stats
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 PAD, EOS = 0, 1
 RESPONSES = [(EOS,), *((a, b) for a, b in itertools.product(range(8), repeat=2) if a != EOS)]
@@ -104,7 +104,7 @@ def test_ended_responses_leave_the_batch_and_change_nothing(small: Any, monkeypa
     rows, sizes = {}, []
     small.register_forward_pre_hook(lambda _, __, inputs: sizes.append(inputs["input_ids"].shape), with_kwargs=True)
     for ended in (0.0, 0.15, 1.0):  # they leave at once, a few at a time, never
-        monkeypatch.setattr(generate, "ENDED", ended)
+        monkeypatch.setattr(generate.Steps, "ended", ended)
         sizes.clear()
         rows[ended] = sample_responses(
             small, prompts, keys, Sampling(20), pad_token_id=PAD, eos_token_id=EOS, batch_size=64
@@ -118,6 +118,40 @@ def test_ended_responses_leave_the_batch_and_change_nothing(small: Any, monkeypa
             assert decoding == alive
     assert len({len(row) for row in rows[0.0]}) > 3
     assert rows[0.0] == rows[0.15] == rows[1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_on_memory_of_fixed_shape_draw_the_same(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """What a CUDA graph replays, done without one; rows leave in between. A step that is done twice is done once."""
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2)
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    prompts, keys = [[2 + i % 6] * (1 + i % 9) for i in range(64)], [sample_key("fixed", i) for i in range(64)]
+    how = {"pad_token_id": PAD, "eos_token_id": EOS, "batch_size": 48}
+    expected = sample_responses(model, prompts, keys, Sampling(20), **how)
+    records = []
+
+    def twice(step: Any) -> Any:
+        records.append(step)
+        step()
+        return step
+
+    monkeypatch.setattr(generate, "replays", lambda model: True)
+    monkeypatch.setattr(generate, "recorded", twice)
+    assert sample_responses(model, prompts, keys, Sampling(20), **how) == expected
+    assert len(records) > 2
+
+
+@pytest.mark.parametrize("look", [3, 7, 50])
+def test_rare_looks_at_the_ends_change_nothing(small: Any, monkeypatch: pytest.MonkeyPatch, look: int) -> None:
+    """As on a GPU: what a row draws past its end is dropped."""
+    prompts, keys = [[2 + i % 6] * (1 + i % 9) for i in range(64)], [sample_key("look", i) for i in range(64)]
+    how = {"pad_token_id": PAD, "eos_token_id": EOS, "batch_size": 64}
+    expected = sample_responses(small, prompts, keys, Sampling(20), **how)
+    monkeypatch.setitem(generate.LOOK, "cpu", look)
+    assert sample_responses(small, prompts, keys, Sampling(20), **how) == expected
+    assert len({len(row) for row in expected}) > 3
 
 
 class KeyedSampler(LogitsProcessor):

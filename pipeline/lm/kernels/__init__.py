@@ -31,23 +31,23 @@ class Processor(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """does: the way in which it computes. needs: of machine and model, in words. cpu: it is for CPUs only."""
+    """does: the way in which it computes. needs: of machine and model, in words. device: the only type it is for."""
 
     does: str
     needs: str
-    cpu: bool = False
+    device: str | None = None
 
 
 KERNELS = {
     "attention": Kernel(
         "grouped queries against each key and value once (`kernels.attention`)",
         "a CPU; a model that transformers runs with SDPA",
-        cpu=True,
+        device="cpu",
     ),
     "packed": Kernel(
         "weights laid out for the processor once, not at each decoded token (`kernels.linear_layers`)",
         "bfloat16 weights on a CPU with AVX512-BF16 or AMX",
-        cpu=True,
+        device="cpu",
     ),
     "lora": Kernel(
         "LoRA layers in the dtype of their frozen base (`kernels.linear_layers`)",
@@ -60,6 +60,11 @@ KERNELS = {
     "rows": Kernel(
         "prefixes that sequences share, prompts above all, once (`lm.rows`)",
         "a rotary decoder whose tokens meet in full causal attention only (`lm.rows.FAMILIES`)",
+    ),
+    "replay": Kernel(
+        "the step of a decoded token recorded once as a CUDA graph, whose kernels start as one (`kernels.replay`)",
+        "a CUDA GPU; the decoders of `rows`, unquantised and in one piece; no autocast",
+        device="cuda",
     ),
     "trunk": Kernel(
         "the frozen layers below a LoRA adapter once per rollout (`lm.logprobs`)",
@@ -79,7 +84,7 @@ def plain() -> bool:
 
 def runs(name: str, device: str = "cpu") -> bool:
     """True if the kernel `name` is used on devices of type `device`."""
-    fits = device == "cpu" or not KERNELS[name].cpu
+    fits = KERNELS[name].device in (None, device)
     return fits and not plain() and (name != "packed" or processor().bfloat16)
 
 

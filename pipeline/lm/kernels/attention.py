@@ -7,6 +7,8 @@ queries of a group become further rows of one product: the same sums, softmax in
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,10 +29,25 @@ def use_grouped_attention(model: Any) -> Any:
     """Gives a model this attention where the kernel runs and the model is fit for it; returns it."""
     device = device_type()  # of the run: models are loaded on the CPU and moved later
     if isinstance(model, PreTrainedModel) and runs("attention", device) and _fit(model):
-        AttentionInterface.register(NAME, grouped_attention)
-        AttentionMaskInterface.register(NAME, eager_mask)
+        _register()
         model.set_attn_implementation(NAME)
     return model
+
+
+def _register() -> None:
+    AttentionInterface.register(NAME, grouped_attention)
+    AttentionMaskInterface.register(NAME, eager_mask)
+
+
+@contextlib.contextmanager
+def grouped_queries(config: Any) -> Iterator[None]:
+    """Within, the model of `config` has this attention, on any device: fused attention copies keys for a mask."""
+    _register()
+    before, config._attn_implementation = config._attn_implementation, NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def _fit(model: PreTrainedModel) -> bool:
@@ -53,7 +70,8 @@ def grouped_attention(
 
     Returns (B, T, H, e), in the dtype of the query. A bias by position, dropout and long rows go to SDPA.
     """
-    if key.shape[2] > LONG or dropout or kwargs.get("position_bias") is not None or attention_mask is None:
+    long = key.shape[2] > LONG and query.shape[2] > 1
+    if long or dropout or kwargs.get("position_bias") is not None or attention_mask is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -71,8 +89,10 @@ class RoomyLayer(DynamicLayer):
     """One layer's keys and values (B, G, S, d), of which the first `length` are known and the rest 0.
 
     transformers' dynamic cache is copied into new memory at every token. Here attention sees the whole memory, and the
-    mask hides what is still to come.
+    mask hides what is still to come. column: (1,) int64, where the next token goes, if the device counts.
     """
+
+    column: Tensor | None = None
 
     def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
         """keys, values: (B, G, L, d) so far, which are copied; room: tokens still to come."""
@@ -85,6 +105,10 @@ class RoomyLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Adds the states of the next tokens (B, G, T, d); returns the whole memory."""
+        if self.column is not None:
+            for memory, states in ((self.keys, key_states), (self.values, value_states)):
+                memory.index_copy_(2, self.column, states)  # type: ignore[union-attr]
+            return self.keys, self.values  # type: ignore[return-value]
         new = slice(self.length, self.length + key_states.shape[2])
         self.keys[:, :, new], self.values[:, :, new] = key_states, value_states  # type: ignore[index]
         self.length = new.stop
