@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from private_rlhf.lm.distributed import is_sharded, largest
+from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.attention import grouped_queries, with_room
 from private_rlhf.lm.kernels.linear_layers import packed_linears
-from private_rlhf.lm.kernels.replay import recorded, replays
+from private_rlhf.lm.kernels.recorded_step import recorded
 from private_rlhf.lm.kernels.token_terms import row_chunks
 from private_rlhf.lm.models import unwrap
 from private_rlhf.lm.rows import make_rows, sharing_of
@@ -181,7 +182,7 @@ class Steps:
 
 
 class ReplayedSteps(Steps):
-    """The same on memory of fixed shape, with a step recorded once and replayed (`kernels.replay`)."""
+    """The same on memory of fixed shape, with a step recorded once and replayed (`kernels.recorded_step`)."""
 
     ended = 0.5
     """Steps of fewer rows are recorded anew."""
@@ -189,9 +190,10 @@ class ReplayedSteps(Steps):
     def __init__(self, model: Any, cache: Any, mask: Tensor, sampling: Sampling) -> None:
         """cache: has room for all tokens of a response (`with_room`)."""
         super().__init__(model, cache, mask, sampling)
-        lowest, width = torch.finfo(unwrap(model).dtype).min, mask.shape[1]  # type: ignore[type-var]
+        inner: Any = unwrap(model)
+        self.config, width = inner.config.get_text_config(), mask.shape[1]
         shape = (len(mask), 1, 1, cache.layers[0].keys.shape[2])
-        self.hidden = torch.full(shape, lowest, dtype=unwrap(model).dtype, device=mask.device)  # type: ignore[call-overload]
+        self.hidden = torch.full(shape, torch.finfo(inner.dtype).min, dtype=inner.dtype, device=mask.device)
         self.hidden[:, 0, 0, :width].masked_fill_(mask.bool(), 0.0)
         self.column = torch.tensor([width], device=mask.device)
         for layer in cache.layers:
@@ -217,7 +219,7 @@ class ReplayedSteps(Steps):
 
     def _step(self) -> Tensor:
         self.hidden.index_fill_(3, self.column, 0.0)
-        with grouped_queries(unwrap(self.model).config.get_text_config()):  # type: ignore[operator, union-attr]
+        with grouped_queries(self.config):
             output = self.read(
                 input_ids=self.tokens[:, None],
                 attention_mask=self.hidden,
@@ -226,6 +228,20 @@ class ReplayedSteps(Steps):
                 use_cache=True,
             )
         return draw(output.logits[:, -1], self.uniform, self.sampling)
+
+
+def replays(model: Any) -> bool:
+    """True if the steps of `model` can be recorded: nothing in them waits for the host."""
+    inner: Any = unwrap(model)
+    device, config = next(inner.parameters()).device.type, inner.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        runs("replay", device)
+        and sharing_of(model) is not None
+        and rope.get("rope_type") not in ("dynamic", "longrope")  # the host looks at the positions
+        and getattr(inner, "quantization_method", None) is None
+        and not torch.is_autocast_enabled(device)
+    )
 
 
 def _reader(model: Any) -> Any:

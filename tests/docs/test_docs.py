@@ -40,6 +40,8 @@ RUN_BY = {
     "private-rlhf design": ("tests/evaluation/test_design.py", '"design"'),
     "private-rlhf sample": ("tests/cli/test_commands.py", '"sample"'),
     "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
+    "launch/sweep_epsilon.sh": ("tests/launch/test_scripts.py", "sweep_epsilon.sh"),
+    "python tests/gpu/throughput.py": ("tests/gpu/test_throughput.py", "throughput.py"),
     "launch/vllm.sh": ("tests/launch/test_scripts.py", '"vllm.sh"'),
     "private-rlhf launch": ("tests/launch/test_launcher.py", '"ddp"'),  # as far as accelerate goes without a GPU
     "python -m": ("tests/cli/test_core_install.py", '"wheel"'),

@@ -13,7 +13,7 @@ from gpu.machine import make_trainer, renderer_of, some_pairs
 from private_rlhf.lm import generate
 from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.logprobs import PolicyWithValue, token_batch
-from private_rlhf.lm.models import add_lora, end_ids, load_causal_lm
+from private_rlhf.lm.models import add_lora, load_causal_lm
 from private_rlhf.lm.rows import sharing_of
 from private_rlhf.recipe import LoraSettings
 from private_rlhf.rl.rollout import Rollout
@@ -71,19 +71,43 @@ def test_log_probabilities_and_their_gradient(checkpoint_path: Path, device: tor
     assert (gradient - wanted).norm() <= GRADIENT * wanted.norm()
 
 
-def test_replayed_steps_draw_what_plain_ones_draw(
+def logprobs_of_steps(steps: generate.Steps, tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """(T, B, V): what a batch gives to the next token, step by step, with `tokens` (B, T) in place of draws."""
+    seen: list[Tensor] = []
+
+    def keep(logits: Tensor, uniform: Tensor, sampling: generate.Sampling) -> Tensor:
+        seen[:] = [logits]  # of a recorded step: the memory that each replay fills anew
+        return logits.argmax(dim=-1)
+
+    monkeypatch.setattr(generate, "draw", keep)
+    rows = []
+    for column in tokens.unbind(dim=1):
+        steps.take(column, torch.zeros(len(column), device=column.device))
+        rows.append(seen[0].log_softmax(dim=-1).cpu())
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def test_replayed_steps_read_what_plain_ones_read(
     checkpoint_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums in another order may flip a draw at the edge of two tokens: of one response in sixteen at most."""
+    """Log-probabilities of all next tokens, 24 steps long; half of the rows leave on the way."""
     model, renderer = learned(checkpoint_path).to(device), renderer_of(checkpoint_path)
     assert generate.replays(model) == (device.type == "cuda")
+    if device.type == "cpu":
+        monkeypatch.setattr(generate, "recorded", lambda step: step)
     prompts, _ = some_pairs(renderer)
-    keys = [generate.sample_key("replay", row) for row in range(len(prompts))]
-    ends = {"pad_token_id": renderer.tokenizer.pad_token_id, "eos_token_id": end_ids(model, renderer.tokenizer)}
-    replayed = generate.sample_responses(model, prompts, keys, generate.Sampling(40), batch_size=16, **ends)
-    monkeypatch.setattr(generate, "replays", lambda model: False)
-    plain = generate.sample_responses(model, prompts, keys, generate.Sampling(40), batch_size=16, **ends)
-    assert sum(ours != expected for ours, expected in zip(replayed, plain, strict=True)) <= 1
+    tokens = torch.randint(2, 100, (len(prompts), 24), generator=torch.Generator().manual_seed(0)).to(device)
+    left = torch.arange(0, len(prompts), 2, device=device)
+    read = []
+    for kind in (generate.ReplayedSteps, generate.Steps):
+        _, cache, mask = generate._read_prompts(model, prompts, renderer.tokenizer.pad_token_id, 24)
+        steps = kind(model, cache, mask, generate.Sampling(24))
+        before = logprobs_of_steps(steps, tokens[:, :12], monkeypatch)
+        steps.keep(left)
+        read.append((before, logprobs_of_steps(steps, tokens[left, 12:], monkeypatch)))
+    for ours, expected in zip(*read, strict=True):
+        torch.testing.assert_close(ours, expected, atol=NATS, rtol=0)
 
 
 def sft_losses(path: Path, device: torch.device, folder: Path) -> list[float]:

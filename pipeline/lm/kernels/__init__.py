@@ -62,7 +62,7 @@ KERNELS = {
         "a rotary decoder whose tokens meet in full causal attention only (`lm.rows.FAMILIES`)",
     ),
     "replay": Kernel(
-        "the step of a decoded token recorded once as a CUDA graph, whose kernels start as one (`kernels.replay`)",
+        "the step of a decoded token recorded as a CUDA graph, whose kernels start as one (`kernels.recorded_step`)",
         "a CUDA GPU; the decoders of `rows`, unquantised and in one piece; no autocast",
         device="cuda",
     ),
