@@ -256,7 +256,7 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
         run.reopen(stage.name)
         if not stage.prints:
             (run.root / "metrics.json").unlink(missing_ok=True)  # of other results than the run will hold
-        say(f"{stage.name}: starts")
+        say(f"{stage.name}: starts, stage {stages.index(stage.name) + 1} of {len(stages)}")
         _claim_checkpoints(stage, context)
     barrier(world)
     started = time.monotonic()

@@ -129,7 +129,7 @@ def clean_environment() -> dict[str, str]:
 def stages_started(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The stages that a run says it started."""
     lines = [line.rpartition("[private-rlhf] ")[2] for line in done.stderr.splitlines() if "[private-rlhf] " in line]
-    return [line.removesuffix(": starts") for line in lines if line.endswith(": starts")]
+    return [line.partition(": starts, ")[0] for line in lines if ": starts, " in line]
 
 
 def read_json(path: Path) -> Any:
