@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from accelerate import PartialState
@@ -21,6 +22,7 @@ from private_rlhf.lm.rows import sharing_of
 from private_rlhf.lm.saving import save_merged
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe.load import nearest
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
@@ -100,6 +102,21 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed:
             )
         if key not in names:
             raise UserError(f"{section}.trainer_args: trl.{schema.__name__} has no '{key}'{nearest(key, names)}")
+    _check_values(section, given, schema)
+
+
+def _check_values(section: str, given: dict[str, Any], schema: type) -> None:
+    """Check the types of values, which dataclasses do not, and that the package is here that one of them needs."""
+    types = get_type_hints(schema)
+    for key, value in given.items():
+        try:
+            TypeAdapter(types[key], config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError:
+            kind = getattr(types[key], "__name__", types[key])
+            remedy = "write a number, with a dot where it has an exponent (1.0e-8)" if kind == "float" else "write one"
+            raise UserError(f"{section}.trainer_args.{key} must be a {kind}, got {value!r}: {remedy}") from None
+    if given.get("use_liger_kernel") and find_spec("liger_kernel") is None:
+        raise UserError(f"{section}.trainer_args.use_liger_kernel needs the package liger-kernel: install or remove it")
 
 
 def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int, world: World) -> dict[str, Any]:
