@@ -103,6 +103,8 @@ class Learner:
     summed: bool = False
     four_bit: bool = False
     recomputes: bool = False
+    on_cpu: bool = True
+    """Its allocator keeps the float32 layers from which adapters are merged."""
 
     @property
     def weights(self) -> float:
@@ -116,10 +118,11 @@ class Learner:
     def moments(self, split: int, texts: float, length: int, responses: int) -> list[Terms]:
         """Start and end of a backward pass over `texts` rows of `length` tokens, `responses` of them with logits, and
         saving. split: parts of what learns."""
-        shape, dtype, save = self.shape, self.dtype, self.dtype + FLOAT
+        shape, dtype = self.shape, self.dtype if self.adapter else FLOAT
         adapter = self.adapter or Adapter(shape.parameters, shape.parameters, shape.layers)
-        if self.adapter is None:
-            dtype, save = FLOAT, self.dtype
+        save = self.dtype + (FLOAT if self.adapter and self.on_cpu else 0)
+        if split > 1 and not self.on_cpu:  # gathered in the main process's own memory
+            save = 0
         held = {"weights": self.weights / split, "optimizer": adapter.trained * self.states / split}
         one = activation(shape, dtype, length)
         token = adapter.layers * one
@@ -179,6 +182,7 @@ class Estimate:
         return Learner(
             shape, self.adapters[stage], self._dtype, STATES[getattr(owner, "optimizer", None)], micro < share,
             getattr(owner, "quantize", None) is not None, bool(keys.get("gradient_checkpointing")),
+            self.machine.device == "cpu",
         ), micro  # fmt: skip
 
     def _learning(self, stage: str, texts: int) -> list[Terms]:

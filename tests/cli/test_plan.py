@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from private_rlhf.commands.memory import (
 from private_rlhf.lm.base_models import skeleton
 from private_rlhf.recipe import LoraSettings, Recipe
 from private_rlhf.recipe.load import load_recipe
-from support.pipeline_runs import TINY, Workspace, read_json
+from support.pipeline_runs import ROOT, TINY, Workspace, read_json
 from transformers import AutoConfig
 
 Capture = pytest.CaptureFixture[str]
@@ -31,6 +32,14 @@ CONFIG = {
     "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
     "tie_word_embeddings": True, "max_position_embeddings": 512,
 }  # fmt: skip
+LLAMA = {
+    "1b": {"vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64},
+    "8b": {"vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False},
+}  # fmt: skip
+with (ROOT / "docs" / "results" / "data" / "gpu-throughput.csv").open(encoding="utf-8") as lines:
+    MEASURED = list(csv.DictReader(lines))
 LAYER = 8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 16 + 2 * 8  # q and o, k and v, the MLP, two norms
 CPU, GPU = Machine("cpu", 8 * GIB, 1), Machine("cuda", 8 * GIB, 1)
 
@@ -81,6 +90,25 @@ def test_a_step_of_training(shape: Shape) -> None:
     assert saves["merged weights"] == shape.parameters * 2
     split = replace(learner, summed=True).moments(4, 2, 10, 5)[0]
     assert (split["weights"], split["gradients"]) == (shape.parameters, shape.parameters)
+
+
+def test_merging_takes_float32_layers_on_a_cpu_and_nothing_of_a_gpu_where_weights_are_split(shape: Shape) -> None:
+    learner = Learner(shape, Adapter(trained=32, adapted=64, layers=2), 2, 8)
+    on_gpu = replace(learner, on_cpu=False)
+    cases = (learner, 1), (on_gpu, 1), (on_gpu, 2)
+    assert [each.moments(split, 1, 1, 1)[2]["merged weights"] for each, split in cases] == [64 * 6, 64 * 2, 0]
+
+
+@pytest.mark.parametrize("row", [row for row in MEASURED if row["loop"] == "ours LoRA"], ids=lambda row: row["model"])
+def test_the_estimate_is_near_what_a_gpu_measured(config: Path, row: dict[str, str]) -> None:
+    """PPO on an H200 (docs/results/gpu.md): the estimate is at most an eighth too high, and not too low."""
+    config.write_text(json.dumps(CONFIG | LLAMA[row["model"]]))
+    sizes = {"rollouts": "responses", "generate_batch_size": "responses", "minibatch_size": "minibatch"}
+    overrides = [f"ppo.{key}={row[column]}" for key, column in sizes.items()]
+    overrides += [f"model.max_{part}_tokens={row[f'{part}_tokens']}" for part in ("prompt", "response")]
+    overrides += ["model.dtype=bfloat16", "model.max_text_tokens=400", "reward.num_layers=null", "ppo.lora={}"]
+    estimated = sum(peaks(config, GPU, *overrides)["ppo"].values()) / GIB
+    assert 1 <= estimated / float(row["peak_gib"]) <= 1.125
 
 
 def test_layers_that_are_computed_again_keep_what_enters_them(shape: Shape) -> None:
