@@ -182,11 +182,6 @@ class Pool:
         kl = (torch.xlogy(policy, policy) - torch.xlogy(policy, reference)).sum(dim=1).mean()
         return float(reward) - kl_coef * float(kl)
 
-    def best(self, kl_coef: float) -> float:
-        """The gain of π* among the candidates."""
-        assert self.truth is not None
-        return self.gain(torch.softmax(self.truth / kl_coef + self.log_ratio, dim=-1), kl_coef)
-
     def questions(self, picked: torch.Tensor, name: str) -> list[Question]:
         """The questions about picked pairs, (n, 3) int64: prompt, one answer, another. name: begins their ids."""
         questions = []
@@ -260,7 +255,7 @@ def candidate_basis(drawn: Candidates, components: int | None, blocks: int) -> F
 
 
 def make_pool(drawn: Candidates, basis: FeatureBasis, known: bool) -> Pool:
-    """Candidates in a basis. known: with r* of the embedded task, by which arms are measured."""
+    """Candidates in a basis. known: with r* of the embedded task, by which J is measured."""
     truth = None
     if known:
         pairs = zip(drawn.prompts, drawn.texts, strict=True)

@@ -41,22 +41,17 @@ class Posterior:
         """π¹ ∝ π_ref·exp(r̄/kl_coef) among draws of a policy π, log_ratio = log π_ref/π (M, N): (M, N, k) -> (M, N)."""
         return torch.softmax(self.reward(x) / self.kl_coef + log_ratio, dim=-1)
 
-    def pessimistic_policy(self, x: Tensor, kappa: float, log_ratio: Tensor | float = 0.0) -> Tensor:
-        """∝ π_ref·exp((r̄ − Γ)/kl_coef), Γ = κ·√(g̃ᵀH⁻¹g̃) centred by π_ref (PPKL Algorithm 1): (M, N, k) -> (M, N)."""
-        reference = torch.softmax(torch.zeros(x.shape[:2], dtype=torch.float64) + log_ratio, dim=-1)
-        reward = self.reward(x) - self._spread(x, kappa, reference)
-        return torch.softmax(reward / self.kl_coef + log_ratio, dim=-1)
-
     def bonus(self, x: Tensor, kappa: float, log_ratio: Tensor | float = 0.0) -> Tensor:
         """b = κ·√(g̃ᵀH⁻¹g̃), centred by π¹ (POKL Algorithm 2, step 9): (M, N, k) -> (M, N)."""
-        return self._spread(x, kappa, self.policy(x, log_ratio))
+        return kappa * self.spread(x, self.policy(x, log_ratio))
 
-    def _spread(self, x: Tensor, kappa: float, centre: Tensor) -> Tensor:
+    def spread(self, x: Tensor, centre: Tensor) -> Tensor:
+        """√(g̃ᵀH⁻¹g̃) (M, N) of coordinates (M, N, k), centred by a policy (M, N)."""
         gradient = self.gradient(x)
         centred = gradient - (centre[..., None] * gradient).sum(dim=1, keepdim=True)
         factor = torch.linalg.cholesky(self.information)
         flat = torch.linalg.solve_triangular(factor, centred.reshape(-1, centred.shape[-1]).T, upper=False)
-        return kappa * torch.linalg.vector_norm(flat, dim=0).reshape(x.shape[:2])
+        return torch.linalg.vector_norm(flat, dim=0).reshape(x.shape[:2])
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Rounds of questions: who answers, answers that are kept, measures after each round, and two arms to compare with."""
+"""Rounds of questions: who answers, answers that are kept, and measures after each round."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from private_rlhf.labelling.labellers import Command, Crowd, FileDrop, Labeller,
 from private_rlhf.labelling.questions import Question
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online.pool import AnsweredPairs, Pool, noise_at
-from private_rlhf.online.posterior import Learner, Posterior
-from private_rlhf.online.strategies import choose
+from private_rlhf.online.posterior import Posterior
 from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe import OnlineConfig, PrivatizeConfig
 from torch import Tensor
@@ -68,8 +67,8 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
     return row
 
 
-def measure(posterior: Posterior, labels: int, pool: Pool, checked: AnsweredPairs, regret: float) -> dict[str, Any]:
-    """A row of the history: r̄ on the held-out answers (debiased), and J and regret where the truth is known."""
+def measure(posterior: Posterior, labels: int, pool: Pool, checked: AnsweredPairs) -> dict[str, Any]:
+    """A row of the history: r̄ on the held-out answers (debiased), and J where the truth is known."""
     right = (posterior.reward(checked.one) - posterior.reward(checked.other)) * checked.z
     share = true_share(((right > 0) + 0.5 * (right == 0)).numpy(), checked.noise)
     row: dict[str, Any] = {
@@ -79,16 +78,7 @@ def measure(posterior: Posterior, labels: int, pool: Pool, checked: AnsweredPair
     }
     if pool.truth is not None:
         row["gibbs_objective_gain"] = pool.gain(posterior.policy(pool.x, pool.log_ratio), posterior.kl_coef)
-        row["regret"] = regret
     return row
-
-
-def regret_of(posterior: Posterior, pool: Pool, questions: int) -> float:
-    """Regret of questions under this posterior, J(π*) − J(π¹) each among the candidates; 0 where r* is not known."""
-    if pool.truth is None:
-        return 0.0
-    kl_coef = posterior.kl_coef
-    return questions * (pool.best(kl_coef) - pool.gain(posterior.policy(pool.x, pool.log_ratio), kl_coef))
 
 
 def describe_questions(posterior: Posterior, pool: Pool, picked: Tensor) -> dict[str, float]:
@@ -151,40 +141,3 @@ def margin(question: Question) -> float:
     """r*(response_a) - r*(response_b) of the embedded task."""
     prompt = str(question.prompt)
     return true_reward(prompt, str(question.response_a)) - true_reward(prompt, str(question.response_b))
-
-
-def other_arms(
-    pool: Pool, learner: Learner, settings: OnlineConfig, generator: torch.Generator
-) -> dict[str, list[Any]]:
-    """Two other ways to spend as many answers at the same ε. By arm, rows as `measure` has them.
-
-    passive: pairs of answers of π_ref, r̄ refitted after each round. offline: the same answers, all before the first
-    fit; the policy is PPKL Algorithm 1's, pessimistic about r̄. learner: without answers. ValueError without a truth.
-    """
-    if pool.truth is None:
-        raise ValueError("arms are measured by a known truth")
-    rows: dict[str, list[Any]] = {"passive": [], "offline": []}
-    regret = {"passive": 0.0, "offline": 0.0}
-    best, pairs = pool.best(learner.kl_coef), pool.open_pairs()
-    while len(rows["passive"]) < settings.rounds:
-        picked = choose("passive", learner.posterior, pool.x, pairs, settings.questions, generator)
-        prompt, one, other = picked.T
-        regret["passive"] += regret_of(learner.posterior, pool, len(picked))
-        regret["offline"] += len(picked) * best  # π_ref answers while the labels are collected
-        z = _answers(pool.truth[prompt, one] - pool.truth[prompt, other], learner, generator)
-        posterior = learner.add(pool.x[prompt, one], pool.x[prompt, other], z)
-        policies = {
-            "passive": posterior.policy(pool.x, pool.log_ratio),
-            "offline": posterior.pessimistic_policy(pool.x, settings.kappa, pool.log_ratio),
-        }
-        for name, policy in policies.items():
-            gain = pool.gain(policy, learner.kl_coef)
-            rows[name].append({"labels": len(learner), "gibbs_objective_gain": gain, "regret": regret[name]})
-    return rows
-
-
-def _answers(margin: Tensor, learner: Learner, generator: torch.Generator) -> Tensor:
-    """Bradley–Terry answers (n,) ±1 through randomised response."""
-    noise, preferred = learner.posterior.noise, torch.sigmoid(margin)
-    plus = noise.keep_prob * preferred + noise.flip_prob * (1.0 - preferred)
-    return torch.where(torch.rand(len(margin), generator=generator, dtype=torch.float64) < plus, 1.0, -1.0)

@@ -141,18 +141,12 @@ def ppo_figures(facts: RunFacts) -> list[Figure]:
 
 
 def online_figures(facts: RunFacts) -> list[Figure]:
-    """By answers given: accuracy, J and regret beside other ways of asking, and which pairs were asked."""
+    """By answers given: accuracy, J, and which pairs were asked."""
     report = facts.manifests.get("online", {}).get("report", {})
     checks = [row["held_out_accuracy_debiased"] for row in report.get("history", [])]
     rounds = [row | ({"accuracy": check["value"]} if drawable(check := row["held_out_accuracy_debiased"]) else {})
               for row in report.get("history", [])]  # fmt: skip
-    for arm, rows in (report.get("arms") or {}).items():
-        rounds += [{"labels": row["labels"]} | {f"{arm}_{key}": row[key] for key in row} for row in rows]
-
-    def lines(key: str) -> list[plots.Series]:
-        beside = [("passive_", "passive", POLICY), ("offline_", "offline", OTHER)]
-        arms = [("", str(report.get("strategy")), GIBBS), *beside]
-        return [(prefix + key, label, colour) for prefix, label, colour in arms]
+    gain = [("gibbs_objective_gain", str(report.get("strategy")), GIBBS)]
 
     def curves(name: str, series: list[plots.Series], unit: str) -> Markup | None:
         return plots.curves(f"online-{name}", rounds, series, unit, "labels")
@@ -162,11 +156,8 @@ def online_figures(facts: RunFacts) -> list[Figure]:
         ("Accuracy by answers", curves("accuracy", [("accuracy", "r̄", POLICY)], "debiased accuracy"),
          _unclipped("Of r̄ after each round of questions, on private answers about held-out prompts."
                     + (f" After the last: {share_text(checks[-1])}." if checks else ""), *checks[:-1])),
-        ("J by answers", curves("j", lines("gibbs_objective_gain"), "J gain"),
-         "Of the policy π_ref·exp(r̄/kl_coef) among the candidates, by the known truth, which no choice saw. Passive and"
-         " offline: as many answers at the same ε about pairs of π_ref; offline is pessimistic."),
-        ("Regret by answers", curves("regret", lines("regret"), "cumulative regret"),
-         "What the policies that were asked about lost against the best among the candidates; offline asks π_ref."),
+        ("J by answers", curves("j", gain, "J gain"),
+         "Of the policy π_ref·exp(r̄/kl_coef) among the candidates, by the known truth, which no choice saw."),
         ("Which pairs were asked", curves("asked", means, "r̄, nats"),
          "By r̄ as it was before the round. Each question is in online/rounds."),
     )  # fmt: skip

@@ -50,15 +50,7 @@ from private_rlhf.online.pool import (
     noise_at,
 )
 from private_rlhf.online.posterior import Learner
-from private_rlhf.online.rounds import (
-    Interview,
-    describe_questions,
-    make_labeller,
-    measure,
-    other_arms,
-    regret_of,
-    round_line,
-)
+from private_rlhf.online.rounds import Interview, describe_questions, make_labeller, measure, round_line
 from private_rlhf.online.strategies import DESIGNS, by_information, choose, pairs_looked_at
 from private_rlhf.privacy.labelers import total_epsilon
 from private_rlhf.privacy.records import Text
@@ -95,8 +87,8 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- answers on held-out prompts, and those of previous runs ------------------------------------------------------
     labeller = make_labeller(settings, recipe.privatize, recipe.seed, context.checkpoints / "labeller")
-    noise, terms = noise_at(labeller.mechanism), (recipe.reward.reward_bound, recipe.ppo.kl_coef, recipe.reward.loss)
-    learner = Learner(pool.x.shape[-1], noise, *terms)
+    noise, reward = noise_at(labeller.mechanism), recipe.reward
+    learner = Learner(pool.x.shape[-1], noise, reward.reward_bound, recipe.ppo.kl_coef, reward.loss)
     interview = Interview(labeller, context.folder / "rounds", f"{recipe.name}-{recipe.seed}-{runs}")
     if previous is None:
         tests = make_pool(load_blocks(held_out, evaluation), basis, settings.simulated)
@@ -110,7 +102,6 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- rounds: choose, ask, fit -------------------------------------------------------------------------------------
     history: list[dict[str, Any]] = []
-    regret = 0.0
     for number in range(settings.rounds):
         generator = torch.Generator().manual_seed((recipe.seed * 1_000 + runs) * 1_000_000 + number)
         now = learner.posterior
@@ -118,17 +109,12 @@ def run(context: StageContext) -> dict[str, Any]:
                         mixture=settings.mixture, log_ratio=pool.log_ratio, asked=learner.worth)  # fmt: skip
         if isinstance(noise, LevelledNoise):
             picked = by_information(now, pool.x, picked)
-        regret += regret_of(now, pool, len(picked))
         answers = interview.ask(f"{number:03d}", pool, picked)
         posterior = learner.add(answers.one, answers.other, answers.z, answers.noise)
         answered = answered + answers.rows
-        history.append(measure(posterior, len(learner), pool, checked, regret) | describe_questions(now, pool, picked))
+        history.append(measure(posterior, len(learner), pool, checked) | describe_questions(now, pool, picked))
         atomic.write_json(context.folder / "history.json", history)
         say(f"online: round {number + 1} of {settings.rounds}, {round_line(history[-1])}")
-    arms = {}
-    if pool.truth is not None and previous is None:
-        generator = torch.Generator().manual_seed(recipe.seed)
-        arms = other_arms(pool, Learner(pool.x.shape[-1], noise, *terms), settings, generator)
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
     publish_answers(context.folder / "evaluation", checked.rows, checked.noise, labeller)
@@ -147,7 +133,6 @@ def run(context: StageContext) -> dict[str, Any]:
         "randomised_by": labeller.randomised_by,
         "ledger": person_facts(labeller, len(answered) + len(checked.rows)),
         "history": history,
-        "arms": arms,
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
         f"ε = {manifest.epsilon_text} each; {round_line(history[-1])}",
     }

@@ -133,7 +133,7 @@ def test_held_out_answers_are_debiased_each_at_its_own_epsilon() -> None:
     one, other, z, noise = answers_at([0.5, 4.0, 0.5, 4.0])
     checked, held = AnsweredPairs([], one, other, z, noise), posterior()
     pool = Pool(Candidates([], [], one, one), one, None)
-    row = measure(held, 4, pool, checked, 0.0)["held_out_accuracy_debiased"]
+    row = measure(held, 4, pool, checked)["held_out_accuracy_debiased"]
     agrees = (((held.reward(one) - held.reward(other)) * z) > 0).double()
     keep = torch.sigmoid(torch.tensor([0.5, 4.0, 0.5, 4.0], dtype=torch.float64))
     shrink = 2 * keep - 1

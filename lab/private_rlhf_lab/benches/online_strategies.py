@@ -113,6 +113,13 @@ def answers_of(bed: Bed, picked: torch.Tensor, noise: LabelNoise, generator: tor
     return torch.where(torch.rand(len(picked), generator=generator, dtype=torch.float64) < plus, 1.0, -1.0)
 
 
+def pessimistic_policy(posterior: Posterior, x: torch.Tensor) -> torch.Tensor:
+    """∝ π_ref·exp((r̄ − Γ)/kl_coef) among draws of π_ref, Γ = √(g̃ᵀH⁻¹g̃) centred by π_ref (PPKL Algorithm 1):
+    (M, N, k) -> (M, N)."""
+    reference = torch.full(x.shape[:2], 1 / x.shape[1], dtype=torch.float64)
+    return torch.softmax((posterior.reward(x) - posterior.spread(x, reference)) / posterior.kl_coef, dim=-1)
+
+
 def ask(bed: Bed, arm: str, epsilon: float, seed: int, labels: int) -> dict[str, Any]:
     """One arm: J on held-out prompts after each batch, and J on the training prompts of the policy asked about:
     π_ref, so 0, for `offline`, whose answers are those of passive asking and whose policy is pessimistic (κ = 1).
@@ -129,7 +136,7 @@ def ask(bed: Bed, arm: str, epsilon: float, seed: int, labels: int) -> dict[str,
         z = answers_of(bed, picked, noise, generator)
         posterior = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)
         held_x, held_truth = bed.held_out
-        learnt = posterior.pessimistic_policy(held_x, 1.0) if arm == OFFLINE else posterior.policy(held_x)
+        learnt = pessimistic_policy(posterior, held_x) if arm == OFFLINE else posterior.policy(held_x)
         held_out.append(float(bed.objective(learnt, held_truth)))
     return {"strategy": arm, "epsilon": epsilon, "seed": seed, "j": held_out, "training_j": training}
 
