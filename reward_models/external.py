@@ -12,8 +12,7 @@ from typing import Any, cast
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.data.inputs import make_renderer
-from private_rlhf.data.render import Prompt, Renderer, preview
+from private_rlhf.data.render import Prompt, Renderer, make_renderer, preview
 from private_rlhf.lm.model_card import Provenance, write_beside
 from private_rlhf.lm.model_folders import check_function
 from private_rlhf.lm.models import load_tokenizer

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.data.inputs import make_renderer
-from private_rlhf.data.render import Prompt, Renderer, prompt_key
+from private_rlhf.data.render import Prompt, Renderer, make_renderer, prompt_key
 from private_rlhf.lm.distributed import free, is_sharded, split_frozen
 from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.models import load_tokenizer

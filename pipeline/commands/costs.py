@@ -18,8 +18,8 @@ from private_rlhf.commands.memory import GIB, estimate, this_machine
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, device_type
-from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.inputs import demonstrations, make_renderer
+from private_rlhf.data.inputs import demonstrations
+from private_rlhf.data.render import make_renderer
 from private_rlhf.lm.base_models import base_checkpoint, is_here
 from private_rlhf.lm.logprobs import take_batches, token_batch
 from private_rlhf.lm.models import load_policy, load_tokenizer
@@ -62,7 +62,7 @@ def sft_seconds(recipe: Recipe, released: Path) -> float | None:
 
     None where none of the rows that were looked at is short enough."""
     settings, base, revision = recipe.sft, base_checkpoint(recipe.model), recipe.model.revision
-    rows = demonstrations(recipe.data.demonstrations, released, Options.of(recipe.data))
+    rows = demonstrations(recipe.data, released)
     micro = min(settings.micro_batch_size or settings.batch_size, settings.batch_size)
     steps = settings.max_steps if settings.max_steps > 0 else settings.epochs * (len(rows) // settings.batch_size)
     renderer = make_renderer(recipe.model, load_tokenizer(base, revision=revision))

@@ -61,7 +61,7 @@ def _source(recipe: Recipe) -> RawSource:
 
 def _renderer(recipe: Recipe) -> Renderer:
     """By the recipe's model, which is made or fetched for it."""
-    from private_rlhf.data.inputs import make_renderer
+    from private_rlhf.data.render import make_renderer
     from private_rlhf.lm.base_models import base_checkpoint
     from private_rlhf.lm.models import load_tokenizer
 

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import (
@@ -41,6 +40,7 @@ from private_rlhf.data.conversation import (
     transcript_turns,
 )
 from private_rlhf.data.declared_columns import BESIDE_PROMPT, PAIR, SYSTEMS, Options, column_value, nearest
+from private_rlhf.data.render import Demonstration
 from private_rlhf.data.sources import Part, Row, open_source
 from private_rlhf.privacy.records import Message, Text, encode_text, is_blank
 
@@ -57,13 +57,6 @@ NEARLY = (
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
 )
 _WHERE = "one of 'chosen'/'rejected'"
-
-
-class Demonstration(NamedTuple):
-    """One example for supervised fine-tuning: strings, or message lists (prompt, then what the assistant says)."""
-
-    prompt: Text
-    response: Text
 
 
 def read_demonstrations(

@@ -6,79 +6,78 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.formats import Demonstration, read_demonstrations, read_prompts
 from private_rlhf.data.release import Release, read_release
-from private_rlhf.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
+from private_rlhf.data.render import Demonstration, Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
 from private_rlhf.embedded.task import Split
-from private_rlhf.recipe import OF_RELEASE, DataConfig, ModelConfig
+from private_rlhf.recipe import OF_RELEASE, DataConfig
 
 T = TypeVar("T")
 
 
-def make_renderer(model: ModelConfig, tokenizer: Any) -> Renderer:
-    """The recipe's one renderer for `tokenizer`, whose model may take less than model.max_text_tokens."""
-    limits = (model.max_prompt_tokens, model.max_response_tokens)
-    longest = min(model.max_text_tokens, tokenizer.model_max_length)
-    return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs, longest)
-
-
-def demonstrations(source: str, released: Path, options: Options | None = None) -> list[Demonstration]:
-    """The demonstrations that data.demonstrations names, for SFT. options: of message keys and special tokens in files,
-    as everywhere here.
+def demonstrations(data: DataConfig, released: Path) -> list[Demonstration]:
+    """The demonstrations that data.demonstrations names, for SFT.
 
     Of every released pair, `release` takes the response with the smaller digest and `release_both` both in the order of
     their digests: rules symmetric in the two responses, so that π_ref depends on no label, private or not.
     `release_preferred` takes what the private label prefers, and π_ref is then as private as that label.
     """
+    source = data.demonstrations
     if source == "embedded":
         return [Demonstration(*answer) for answer in task.load_demonstrations()]
     if source == "release_preferred":
-        return [Demonstration(row.prompt, row.chosen) for row in release(released)]
+        return [Demonstration(row.prompt, row.chosen) for row in read_release(released / "release")]
     if source in OF_RELEASE:
         count = 2 if source == "release_both" else 1
         return [
             Demonstration(row.prompt, response)
-            for row in release(released)
+            for row in read_release(released / "release")
             for response in in_own_order([row.chosen, row.rejected])[:count]
         ]
-    return in_own_order(list(read_demonstrations(source, None, options)))
+    return in_own_order(list(rows_of_file(data, "demonstrations")))
 
 
 def keep_demonstrations(
-    source: str, released: Path, renderer: Renderer, too_long: str, options: Options | None = None
+    data: DataConfig, released: Path, renderer: Renderer, too_long: str
 ) -> tuple[list[Demonstration], int]:
     """(The demonstrations within the limits, count of those left out). UserError: see `keep_fitting`."""
-    rows = demonstrations(source, released, options)
+    rows = demonstrations(data, released)
     prompts, responses = [row.prompt for row in rows], [row.response for row in rows]
     places = keep_fitting(prompts, renderer, too_long, responses)
     return [rows[place] for place in places], len(rows) - len(places)
 
 
-def training_prompts(source: str, released: Path, options: Options | None = None) -> list[Prompt]:
+def training_prompts(data: DataConfig, released: Path) -> list[Prompt]:
     """Distinct prompts for PPO rollouts that data.prompts names, in a fixed order."""
-    return _prompts(source, "train", lambda: release(released), options)
+    return _prompts(data, "prompts", "train", released)
 
 
-def evaluation_prompts(source: str, released: Path, options: Options | None = None) -> list[Prompt]:
+def evaluation_prompts(data: DataConfig, released: Path) -> list[Prompt]:
     """Distinct held-out prompts that data.evaluation_prompts names, in a fixed order."""
-    return _prompts(source, "eval", lambda: evaluation_release(released), options)
+    return _prompts(data, "evaluation_prompts", "eval", released)
 
 
-def _prompts(
-    source: str, split: Split, read_rows: Callable[[], Release], options: Options | None
-) -> list[Prompt]:
+def _prompts(data: DataConfig, key: str, split: Split, released: Path) -> list[Prompt]:
+    source = getattr(data, key)
     if source == "embedded":
         return list(task.load_prompts(split))
     if source in ("release", "evaluation"):
-        return distinct([row.prompt for row in read_rows().rows])
-    return in_own_order(distinct(list(read_prompts(source, None, options))))
+        return distinct([row.prompt for row in read_release(released / source)])
+    return in_own_order(distinct(list(rows_of_file(data, key))))
+
+
+def rows_of_file(data: DataConfig, key: str) -> Iterator[Any]:
+    """The demonstrations or prompts in the file that a data key names."""
+    from private_rlhf.data.declared_columns import Options
+    from private_rlhf.data.formats import read_demonstrations, read_prompts
+
+    read = read_demonstrations if key == "demonstrations" else read_prompts
+    return read(getattr(data, key), None, Options.of(data))
 
 
 def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long: str) -> None:
@@ -93,19 +92,17 @@ def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long
         keep_fitting(prompts, renderer, too_long)
 
     def check_demonstrations() -> None:
-        keep_demonstrations(data.demonstrations, released, renderer, too_long, options)
+        keep_demonstrations(data, released, renderer, too_long)
 
     def check_pairs(bundle: Release) -> None:
         keep_fitting_pairs(bundle.rows, renderer, too_long)
 
-    options = Options.of(data)
-    shared = (released, options)
     checks: list[tuple[str, str, Callable[[], Any]]] = [
         ("demonstrations", "", check_demonstrations),
-        ("preferences", "", lambda: check_pairs(release(released))),
-        ("prompts", "", lambda: check_prompts(training_prompts(data.prompts, *shared))),
-        ("evaluation_prompts", "", lambda: check_prompts(evaluation_prompts(data.evaluation_prompts, *shared))),
-        ("preferences", " (evaluation)", lambda: check_pairs(evaluation_release(released))),
+        ("preferences", "", lambda: check_pairs(read_release(released / "release"))),
+        ("prompts", "", lambda: check_prompts(training_prompts(data, released))),
+        ("evaluation_prompts", "", lambda: check_prompts(evaluation_prompts(data, released))),
+        ("preferences", " (evaluation)", lambda: check_pairs(read_release(released / "evaluation"))),
     ]
     has_release = (released / "release").is_dir()  # `--only sft` on other demonstrations does without
     for key, part, check in checks:
@@ -115,16 +112,6 @@ def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long
             check()
         except UserError as error:
             raise UserError(f"data.{key}={getattr(data, key)}{part}: {error}") from None
-
-
-def release(released: Path) -> Release:
-    """The released training preferences of a run."""
-    return read_release(released / "release")
-
-
-def evaluation_release(released: Path) -> Release:
-    """The released evaluation preferences of a run (raw labels only where they are declared public)."""
-    return read_release(released / "evaluation")
 
 
 def distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -157,6 +144,4 @@ def input_digest(key: str, data: DataConfig) -> str:
     source: str = getattr(data, key)
     if data.built_in(key) or not Path(source).expanduser().exists():
         return source
-    read = read_demonstrations if key == "demonstrations" else read_prompts
-    rows = read(source, None, Options.of(data))
-    return hashlib.sha256(b"".join(sorted(map(row_digest, rows)))).hexdigest()
+    return hashlib.sha256(b"".join(sorted(map(row_digest, rows_of_file(data, key))))).hexdigest()

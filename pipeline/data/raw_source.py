@@ -24,7 +24,7 @@ from private_rlhf.data.engine import gather_events
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.source_summary import HEAD_ROWS, SourceSummary, summarise
-from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, run_splits, source_chunks
+from private_rlhf.data.sources import Part, Row, open_source, run_splits, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
 from private_rlhf.data.workfolder import work_folder
 from private_rlhf.embedded import task
@@ -33,7 +33,7 @@ from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, loa
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.sorted_runs import KeptRows, id_at
 from private_rlhf.recipe import DataConfig, PrivatizeConfig
-from private_rlhf.recipe.data_section import bare_name
+from private_rlhf.recipe.data_section import bare_name, is_hub_id
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.records import Message, further_keys, message_text
+from private_rlhf.recipe import ModelConfig
 
 TEMPLATE_DATE = "26 Jul 2024"
 """For templates that print a date (Llama 3 does): today's would change prompts, and so results, at midnight."""
@@ -19,6 +20,13 @@ _MARK = "\ue0f0{}\ue0f1"
 
 Prompt = str | Sequence[Message]
 Response = str | Sequence[Message]
+
+
+class Demonstration(NamedTuple):
+    """One example for supervised fine-tuning: strings, or message lists (prompt, then what the assistant says)."""
+
+    prompt: Prompt
+    response: Response
 
 
 @dataclass(frozen=True)
@@ -294,3 +302,10 @@ def preview(prompt: Prompt, width: int = 40) -> str:
     text = " ".join(plain_prompt(prompt).split())
     text = "".join(character if character.isprintable() else "·" for character in text)
     return f"'{text[:width]}{'…' if len(text) > width else ''}'"
+
+
+def make_renderer(model: ModelConfig, tokenizer: Any) -> Renderer:
+    """The recipe's one renderer for `tokenizer`, whose model may take less than model.max_text_tokens."""
+    limits = (model.max_prompt_tokens, model.max_response_tokens)
+    longest = min(model.max_text_tokens, tokenizer.model_max_length)
+    return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs, longest)

@@ -12,16 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.formats import read_demonstrations
-from private_rlhf.data.inputs import release
+from private_rlhf.data.inputs import rows_of_file
 from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import held_out, names_bundle
 from private_rlhf.data.render import prompt_key
-from private_rlhf.data.sources import is_hub_id, run_splits
+from private_rlhf.data.sources import run_splits
 from private_rlhf.embedded import task
-from private_rlhf.recipe import OF_RELEASE, DataConfig
+from private_rlhf.recipe import OF_RELEASE, DataConfig, is_hub_id
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class RowCounts:
             count = self.pairs(size)
             return None if count is None else count * (2 if source == "release_both" else 1)
         read = task.load_demonstrations() if source == "embedded" else None
-        rows = read or read_demonstrations(source, None, Options.of(self.data))
+        rows = read or rows_of_file(self.data, "demonstrations")
         return sum(1 for _ in islice(rows, size))
 
     def pairs(self, size: int, fraction: float = 0.0) -> int | None:
@@ -65,7 +63,7 @@ class RowCounts:
         if self.online or source == "embedded" or (self.new_release and is_hub_id(source)):
             return False
         if not self.new_release:
-            pairs: Iterable[Any] = release(self.released)
+            pairs: Iterable[Any] = read_release(self.released / "release")
         elif names_bundle(source):
             pairs = read_release(Path(source).expanduser())
         else:
@@ -87,7 +85,7 @@ class RowCounts:
         if self.online:
             return None
         if not self.new_release:
-            return [row.record_id for row in islice(release(self.released), most)]
+            return [row.record_id for row in islice(read_release(self.released / "release"), most)]
         if names_bundle(source):
             pairs = [row.record_id for row in islice(read_release(Path(source).expanduser()), most)]
         elif is_hub_id(source) or self.several_labels:

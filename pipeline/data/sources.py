@@ -30,7 +30,7 @@ from private_rlhf.data.other_files import arrow_batches, elements, is_array
 from private_rlhf.data.release import is_release
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import fold_name
-from private_rlhf.recipe import SUFFIXES, has_hub_form
+from private_rlhf.recipe import SUFFIXES, is_hub_id
 
 Row = dict[str, Any]
 Rows = Callable[[Sequence[str]], Iterator[tuple[int, Row]]]
@@ -84,13 +84,6 @@ def run_splits(source: str | Path, split: str | None = None) -> tuple[str | None
     """The splits that a run reads: training and evaluation, or one of which a tenth is held out. split: data.split."""
     path = Path(source).expanduser()
     return (split,) if split or path.is_file() or is_undivided(path) else ("train", "eval")
-
-
-def is_hub_id(source: str | Path) -> bool:
-    """True if the source looks like a hub id and nothing local has that name."""
-    path = Path(source)
-    beside = path.parent.is_dir() and path.parent != Path(".")  # data/typo: a missing file, not a hub id
-    return has_hub_form(str(source)) and not beside and not path.exists()
 
 
 def source_chunks(source: str | Path, split: str | None = None) -> Iterator[bytes]:

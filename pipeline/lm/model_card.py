@@ -16,11 +16,10 @@ from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.data.sources import is_hub_id
 from private_rlhf.privacy.card import markdown, privacy_card, render_markdown
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
 from private_rlhf.recipe import DataConfig, ModelConfig, PpoConfig
-from private_rlhf.recipe.data_section import bare_name
+from private_rlhf.recipe.data_section import bare_name, is_hub_id
 
 RENDERING = "rendering.json"
 FOLDER = 'folder = "."  # this folder, or the name under which it is published'

@@ -1,7 +1,7 @@
 """The recipe: all that a user can set, one module per section. `private_rlhf.recipe.load` reads it from YAML."""
 
 # ruff: noqa: F401 (the names of the sections, for import from here)
-from private_rlhf.recipe.data_section import BUILT_IN, OF_RELEASE, SUFFIXES, DataConfig, ModelConfig, has_hub_form
+from private_rlhf.recipe.data_section import BUILT_IN, OF_RELEASE, SUFFIXES, DataConfig, ModelConfig, is_hub_id
 from private_rlhf.recipe.evaluate_section import LOOPBACK, EvaluateConfig, JudgeSettings
 from private_rlhf.recipe.load import STRICT
 from private_rlhf.recipe.online_section import CrowdSettings, OnlineConfig

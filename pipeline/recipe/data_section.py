@@ -31,11 +31,18 @@ def has_hub_form(source: str) -> bool:
     return _HUB_ID.fullmatch(source) is not None and not source.endswith(SUFFIXES)
 
 
+def is_hub_id(source: str | Path) -> bool:
+    """True if the source looks like a hub id and nothing local has that name."""
+    path = Path(source)
+    beside = path.parent.is_dir() and path.parent != Path(".")  # data/typo: a missing file, not a hub id
+    return has_hub_form(str(source)) and not beside and not path.exists()
+
+
 def bare_name(source: str) -> str:
     """The last part of a path, whether or not it is there; a hub id as it is; printable (`one_line`)."""
     # A folder of the user's with the form of a hub id is read as a folder. Runs make none such, so twins agree on it.
-    is_hub_id = has_hub_form(source) and not Path(source).exists()
-    return one_line(source if is_hub_id else Path(source).name, MOST_NAME)
+    of_hub = has_hub_form(source) and not Path(source).exists()
+    return one_line(source if of_hub else Path(source).name, MOST_NAME)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

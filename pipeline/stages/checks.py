@@ -14,9 +14,8 @@ from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, on_cpu
-from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.formats import read_demonstrations, read_prompts
-from private_rlhf.data.inputs import make_renderer
+from private_rlhf.data.inputs import rows_of_file
+from private_rlhf.data.render import make_renderer
 from private_rlhf.data.source_summary import HEAD_ROWS
 from private_rlhf.evaluation.truths import HUMAN, load_truth
 from private_rlhf.lm.model_folders import (
@@ -144,8 +143,7 @@ def check_first_rows(data: DataConfig, keys: Iterable[str]) -> None:
     """The first rows of label-free inputs that are read by path can be parsed."""
     for key in keys:
         if not data.built_in(key):
-            read = read_demonstrations if key == "demonstrations" else read_prompts
-            deque(islice(read(getattr(data, key), None, Options.of(data)), FIRST_ROWS), maxlen=0)
+            deque(islice(rows_of_file(data, key), FIRST_ROWS), maxlen=0)
 
 
 def check_message_keys(model: ModelConfig, source: Any) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
-from private_rlhf.data import inputs
-from private_rlhf.data.release import ReleasedPair
-from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, text_count
+from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, make_renderer, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.models import load_causal_lm, load_policy, load_tokenizer
@@ -29,10 +28,10 @@ def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.dpo
     reference_path, lora, dtype = context.reference, settings.lora, recipe.model.dtype
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
+    renderer = make_renderer(recipe.model, load_tokenizer(reference_path))
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
-    release = inputs.release(context.run.released)
+    release = read_release(context.run.released / "release")
     rows = list(release)
     kept = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     dropped = len(rows) - len(kept)

@@ -22,10 +22,17 @@ from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise, is_public, share_text, withheld
 from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.stats import Estimate
-from private_rlhf.data import inputs
-from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.release import ReleasedPair
-from private_rlhf.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
+from private_rlhf.data.inputs import evaluation_prompts
+from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.data.render import (
+    Renderer,
+    dialogue,
+    keep_fitting,
+    keep_fitting_pairs,
+    left_out,
+    make_renderer,
+    text_count,
+)
 from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, once
 from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
 from private_rlhf.evaluation.rates import (
@@ -64,7 +71,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
     reference_path = run_dir.stage("ppo") / REFERENCE if quantised(recipe) else context.reference
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
+    renderer = make_renderer(recipe.model, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
     policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
@@ -74,7 +81,7 @@ def run(context: StageContext) -> dict[str, Any]:
     truth = None if name is None else reward_function(name)
 
     # --- answers of both policies, and the Gibbs policy of the same r̂ -------------------------------------------------
-    everything = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run_dir.released, Options.of(recipe.data))
+    everything = evaluation_prompts(recipe.data, run_dir.released)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     process, processes = accelerator.process_index, accelerator.num_processes
     mine = list(enumerate(fitting[: settings.num_prompts]))[process::processes]
@@ -98,7 +105,7 @@ def run(context: StageContext) -> dict[str, Any]:
     rates = None if judge is None else judged_rates(compared, summary.longer(), recipe.seed, beats_by_truth(compared))
 
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
-    release = inputs.evaluation_release(run_dir.released)
+    release = read_release(run_dir.released / "evaluation")
     rows = list(release)
     places = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     dropped, places = len(rows) - len(places), places[: settings.max_pairs]
@@ -108,7 +115,7 @@ def run(context: StageContext) -> dict[str, Any]:
                   for name, model in (("sft", reference), (method_name(recipe), policy))}  # fmt: skip
 
     # --- results ------------------------------------------------------------------------------------------------------
-    terms = {**inputs.release(run_dir.released).manifest.terms, "kl_coef": recipe.ppo.kl_coef}
+    terms = {**read_release(run_dir.released / "release").manifest.terms, "kl_coef": recipe.ppo.kl_coef}
     methods = describe_methods(recipe, summary)
     for name, metrics in methods.items():
         metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace") | terms

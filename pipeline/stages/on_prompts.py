@@ -12,9 +12,9 @@ from accelerate import Accelerator
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.core.world import World
-from private_rlhf.data import inputs
-from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.render import Prompt, Renderer, keep_fitting, text_count
+from private_rlhf.data.inputs import training_prompts
+from private_rlhf.data.release import read_release
+from private_rlhf.data.render import Prompt, Renderer, keep_fitting, make_renderer, text_count
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
 from private_rlhf.lm.models import load_causal_lm, load_policy, load_tokenizer, recompute_layers, unwrap
@@ -33,7 +33,7 @@ from private_rlhf.stages.context import StageContext
 def renderer_of(context: StageContext) -> Renderer:
     """The renderer of π_ref's tokenizer."""
     recipe = context.recipe
-    return inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
+    return make_renderer(recipe.model, load_tokenizer(context.reference))
 
 
 def fitting_prompts(
@@ -41,7 +41,7 @@ def fitting_prompts(
 ) -> tuple[list[Prompt], Any]:
     """The training prompts within the limit of every renderer, and the count of all for the manifest."""
     recipe = context.recipe
-    everything = inputs.training_prompts(recipe.data.prompts, context.run.released, Options.of(recipe.data))
+    everything = training_prompts(recipe.data, context.run.released)
     prompts = list(everything)
     for each in (renderer, *others):
         prompts = [prompts[i] for i in keep_fitting(prompts, each, recipe.model.too_long)]
@@ -179,7 +179,7 @@ def write_results(
     """Write history.jsonl and the card of STAGE/model; the main process calls it."""
     recipe = context.recipe
     atomic.write_text(context.folder / "history.jsonl", "".join(json.dumps(entry) + "\n" for entry in history))
-    manifest = inputs.release(context.run.released).manifest.as_dict()
+    manifest = read_release(context.run.released / "release").manifest.as_dict()
     text = policy_text(trained_on(prompts, recipe.data.prompts), renderer, recipe.ppo, measured=True)
     origin = Provenance(context.name, recipe.name, recipe.model, recipe.data, recipe.override)
     used = {**context.outside_reward, **(facts or {})}

@@ -28,11 +28,11 @@ from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.world import World
-from private_rlhf.data import inputs
 from private_rlhf.data.answer_bundle import write_answers
-from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.inputs import evaluation_prompts, training_prompts
 from private_rlhf.data.publish import publish
-from private_rlhf.data.render import Prompt, Renderer, keep_fitting
+from private_rlhf.data.release import read_release
+from private_rlhf.data.render import Prompt, Renderer, keep_fitting, make_renderer
 from private_rlhf.labelling.labellers import Labeller, busiest
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
@@ -119,7 +119,7 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
     publish_answers(context.folder / "evaluation", checked.rows, checked.noise, labeller)
     publish_answers(context.folder / "release", answered, learner.noise, labeller)
-    manifest = inputs.release(context.run.released).manifest
+    manifest = read_release(context.run.released / "release").manifest
     return {
         "events": len(answered),
         "evaluation_events": len(checked.rows),
@@ -141,7 +141,7 @@ def run(context: StageContext) -> dict[str, Any]:
 def make_sampler(context: StageContext, previous: PreviousRun | None, device: Any) -> CandidateSampler:
     """The sampler of candidates: π_ref, or the policy of the previous run, with the backbone of sft/model."""
     recipe, home = context.recipe, context.reference
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
+    renderer = make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home if previous is None else previous.policy, recipe.model.dtype).to(device)
     reference = None if previous is None else load_causal_lm(home, recipe.model.dtype).to(device)
     layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
@@ -155,9 +155,9 @@ def fitting_prompts(
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Training and evaluation prompts that are within their limit, at most so many as asked for, evenly spaced."""
     data, released, too_long = context.recipe.data, context.run.released, context.recipe.model.too_long
-    train = inputs.training_prompts(data.prompts, released, Options.of(data))
+    train = training_prompts(data, released)
     train = evenly_spaced([train[i] for i in keep_fitting(train, renderer, too_long)], settings.max_prompts)
-    test = inputs.evaluation_prompts(data.evaluation_prompts, released, Options.of(data))
+    test = evaluation_prompts(data, released)
     most = settings.evaluation_questions
     return train, evenly_spaced([test[i] for i in keep_fitting(test, renderer, too_long)], most)
 

@@ -24,9 +24,8 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, share_text
 from private_rlhf.core.noise_levels import LevelledNoise, rows_of, true_share
 from private_rlhf.core.stats import wilson
-from private_rlhf.data import inputs
-from private_rlhf.data.release import ReleasedPair, ReleaseManifest
-from private_rlhf.data.render import Renderer, left_out, text_count
+from private_rlhf.data.release import ReleasedPair, ReleaseManifest, read_release
+from private_rlhf.data.render import Renderer, left_out, make_renderer, text_count
 from private_rlhf.evaluation.calibration import preference_calibration
 from private_rlhf.evaluation.rates import beats
 from private_rlhf.lm.distributed import make_accelerator
@@ -57,8 +56,8 @@ def run(context: StageContext) -> dict[str, Any]:
         return use_external(settings.external, settings.kappa, recipe.model, context.folder, main, recipe.name)
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
-    release = inputs.release(context.run.released)
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(context.reference))
+    release = read_release(context.run.released / "release")
+    renderer = make_renderer(recipe.model, load_tokenizer(context.reference))
     rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
     noise, held_out_noise = noises(release.manifest, rows, (training, validation), accelerator.num_processes)

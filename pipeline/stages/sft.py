@@ -14,9 +14,7 @@ from datasets import Dataset
 from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
-from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.formats import Demonstration
-from private_rlhf.data.render import Renderer, left_out, text_count
+from private_rlhf.data.render import Demonstration, Renderer, left_out, make_renderer, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.base_models import base_checkpoint, base_config, check_architecture, check_tokens
 from private_rlhf.lm.hf_trainer import RowSftTrainer
@@ -41,11 +39,10 @@ def run(context: StageContext) -> dict[str, Any]:
     layers = recipe.reward.num_layers if recipe.reward.external is None else None
     check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
     check_tokens(tokenizer, config, recipe.model.source)
-    renderer = inputs.make_renderer(recipe.model, tokenizer)
+    renderer = make_renderer(recipe.model, tokenizer)
     inputs.check_lengths(recipe.data, context.run.released, renderer, recipe.model.too_long)
-    released, options = context.run.released, Options.of(recipe.data)
     demonstrations, dropped = inputs.keep_demonstrations(
-        recipe.data.demonstrations, released, renderer, recipe.model.too_long, options
+        recipe.data, context.run.released, renderer, recipe.model.too_long
     )
     check_rows(len(demonstrations), "sft", settings.batch_size)
     dataset = tokenized(demonstrations, renderer)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
-from private_rlhf.data.formats import Demonstration
+from private_rlhf.data.release import read_release
+from private_rlhf.data.render import Demonstration
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
@@ -33,7 +34,7 @@ def released(tmp_path: Path, world: int, source: str) -> list[Demonstration]:
     folder = run.stage("privatize") / "release"
     if not folder.exists():
         release_pairs(pairs, folder, RandomizedResponse(1.0), key)
-    return inputs.demonstrations(source, run.released)
+    return inputs.demonstrations(recipe(demonstrations=source).data, run.released)
 
 
 def test_demonstrations_of_a_release(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_demonstrations_of_a_release(tmp_path: Path) -> None:
 def test_preferred_demonstrations_follow_the_released_label_and_not_the_true_one(tmp_path: Path) -> None:
     rows = [released(tmp_path, world, "release_preferred") for world in (0, 1)]
     for world, found in enumerate(rows):
-        bundle = inputs.release(RunDir(tmp_path / f"run {world}").released)
+        bundle = read_release(RunDir(tmp_path / f"run {world}").released / "release")
         assert found == [(pair.prompt, pair.chosen) for pair in bundle]
         kept = sum(str(row.response).startswith(("yes", "no")[world]) for row in found)
         assert 0.6 * PAIRS < kept < 0.86 * PAIRS  # .731 in expectation, ± 5.8 deviations
@@ -70,7 +71,7 @@ def test_the_order_of_a_file_tells_nothing(tmp_path: Path, kind: str) -> None:
     seen = []
     for order in (rows, rows[::-1]):
         file.write_text("".join(json.dumps(row) + "\n" for row in order))
-        seen.append((read(str(file), tmp_path / "run"), inputs.input_digest(kind, named.data)))
+        seen.append((read(named.data, tmp_path / "run"), inputs.input_digest(kind, named.data)))
     assert seen[0] == seen[1]
     assert len(seen[0][0]) == (60 if kind == "demonstrations" else 30)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))

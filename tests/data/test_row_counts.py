@@ -11,8 +11,8 @@ import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows
-from private_rlhf.data import inputs
 from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import import_bundle
 from private_rlhf.embedded import task
 from private_rlhf.privacy.keys import keygen, load_key
@@ -147,7 +147,7 @@ def test_the_count_before_is_the_count_after(tmp_path: Path, count: int) -> None
                 import_bundle(given.data, given.privatize, given.evaluation_labels, context.folder)
             else:
                 privatize.run(context)
-            ids = [row.record_id for row in inputs.release(run.released)]
+            ids = [row.record_id for row in read_release(run.released / "release")]
             learnt = {"sft": len(ids), "reward": len(split(ids, 0.1, 0)[0]), "dpo": len(ids)}
             after = [few(rows, name) if rows < 16 else None for name, rows in learnt.items()]
             assert before == after == [refused(given, run, stage) for stage in learnt]

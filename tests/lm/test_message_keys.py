@@ -10,12 +10,12 @@ import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.formats import Demonstration, read_demonstrations, read_prompts
+from private_rlhf.data.formats import read_demonstrations, read_prompts
 from private_rlhf.data.inputs import evaluation_prompts, training_prompts
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release import ReleasedPair, read_release
-from private_rlhf.data.render import Renderer, dialogue
+from private_rlhf.data.render import Demonstration, Renderer, dialogue
 from private_rlhf.evaluation.rates import pair_rows
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.privacy.keys import keygen
@@ -119,7 +119,7 @@ def test_pairs_that_differ_in_a_key_are_different_records(tmp_path: Path, render
         row = by_id[record_id(pair.prompt, pair[1:3])]
         assert row.prompt == pair.prompt
         assert sorted(map(repr, row[1:3])) == sorted(map(repr, map(canonical, pair[1:3])))
-    released = training_prompts(str(out), out, NAMED)
+    released = training_prompts(DataConfig(prompts=str(out), message_keys=list(NAMED.message_keys)), out)
     assert sorted(map(repr, released)) == sorted({repr(pair.prompt) for pair in pairs})
 
 
@@ -148,7 +148,9 @@ def test_tools_in_a_column_belong_to_prompts_and_demonstrations(tmp_path: Path, 
     for tools in (TOOLS, json.dumps(TOOLS)):
         path = write_jsonl(tmp_path, [{"prompt": "q", "response": "a", "tools": tools}])
         assert list(read_demonstrations(path, None, NAMED)) == [(asked, assistant("a"))]
-        assert training_prompts(str(path), tmp_path, NAMED) == evaluation_prompts(str(path), tmp_path, NAMED) == [asked]
+        keys = list(NAMED.message_keys)
+        data = DataConfig(prompts=str(path), evaluation_prompts=str(path), message_keys=keys)
+        assert training_prompts(data, tmp_path) == evaluation_prompts(data, tmp_path) == [asked]
         assert "warmth" in renderer.tokenizer.decode(renderer.prompt_ids(asked))
         with pytest.raises(
             UserError, match="has the column 'tools', which belongs to the prompt and is not read; name it"

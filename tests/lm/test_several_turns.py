@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.formats import Demonstration
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.release import ReleasedPair
-from private_rlhf.data.render import Renderer
+from private_rlhf.data.render import Demonstration, Renderer
 from private_rlhf.evaluation.rates import pair_rows
 from private_rlhf.lm.logprobs import mean_logprobs, token_batch
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer

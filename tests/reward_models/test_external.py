@@ -16,7 +16,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
-from private_rlhf.data.inputs import make_renderer
+from private_rlhf.data.render import make_renderer
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import external_reward
@@ -154,7 +154,7 @@ def test_a_policy_that_is_trained_on_it_names_it(
     run, given, facts = RunDir(tmp_path), recipe(others, True), []
     place(given, run.stage("reward"))
     release = SimpleNamespace(manifest=SimpleNamespace(as_dict=dict))
-    monkeypatch.setattr(on_prompts.inputs, "release", lambda folder: release)
+    monkeypatch.setattr(on_prompts, "read_release", lambda folder: release)
     monkeypatch.setattr(on_prompts, "write_beside", lambda *arguments: facts.append(arguments[-1]))
     renderer = make_renderer(given.model, load_tokenizer(others))
     on_prompts.write_results(StageContext(given, run, World(0, 1), "ppo"), renderer, [], 3)

@@ -32,7 +32,7 @@ from private_rlhf.core.atomic import appending
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world
-from private_rlhf.data import inputs
+from private_rlhf.data.render import make_renderer
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
@@ -93,7 +93,7 @@ class Bench:
 
     def __init__(self, recipe: Recipe, home: Path, answers: Answers) -> None:
         self.recipe, self.home, self.answers = recipe, home, answers
-        self.renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
+        self.renderer = make_renderer(recipe.model, load_tokenizer(home))
         self.kl_coef = recipe.ppo.kl_coef
         places: dict[tuple[int, ...], list[int]] = {}
         for place, prompt in enumerate(answers.prompts):

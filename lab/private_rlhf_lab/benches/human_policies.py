@@ -35,8 +35,8 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import Estimate, holm, paired_p
-from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.render import make_renderer
 from private_rlhf.evaluation.rates import (
     like_length,
     longer_answers,

@@ -25,7 +25,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.data import inputs
+from private_rlhf.data.render import make_renderer
 from private_rlhf.embedded import task
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.recipe import Recipe
@@ -40,7 +40,7 @@ DIRECTIONS, MARGIN, SHARE = 30, 2.0, 0.6827
 def word_sums(run: RunDir, recipe: Recipe, texts: Sequence[str]) -> torch.Tensor:
     """(n, d) float32: the sum of each answer's input embeddings."""
     home = run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
+    renderer = make_renderer(recipe.model, load_tokenizer(home))
     model: Any = load_causal_lm(home, recipe.model.dtype)
     table = model.get_input_embeddings().weight.detach().float()
     return torch.stack([table[torch.tensor(renderer.response_ids(text))].sum(dim=0) for text in texts])

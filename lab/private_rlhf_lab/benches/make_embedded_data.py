@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from private_rlhf.cli import main as private_rlhf
 from private_rlhf.core.world import device_type
-from private_rlhf.data.inputs import make_renderer
+from private_rlhf.data.render import make_renderer
 from private_rlhf.embedded.task import Split
 from private_rlhf.evaluation.checkpoint_comparison import stored_dtype
 from private_rlhf.lm.base_models import base_checkpoint

@@ -35,7 +35,8 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.data import inputs
+from private_rlhf.data.inputs import evaluation_prompts
+from private_rlhf.data.render import make_renderer
 from private_rlhf.embedded import task
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.evaluation.calibration import coverage
@@ -109,7 +110,7 @@ def draws(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> l
             texts: list[list[str]] = kept["texts"]
             return texts
     home = run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
+    renderer = make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home, recipe.model.dtype)
     rows = sample_responses(
         policy,
@@ -131,7 +132,7 @@ def draws(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> l
 def make_pool(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> Pool:
     """Draws and featurises."""
     home = run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
+    renderer = make_renderer(recipe.model, load_tokenizer(home))
     drawn_texts = draws(run, recipe, prompts, candidates)
     own = [(prompt, text) for prompt, texts in zip(prompts, drawn_texts, strict=True) for text in texts]
     layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
@@ -358,7 +359,7 @@ def main() -> None:
     recipe = load_recipe(Recipe, run.root / "recipe.yaml", options.set)
     if recipe.reward.kappa not in KAPPAS:
         parser.error(f"reward.kappa must be one of {', '.join(map(str, KAPPAS))}")
-    prompts = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run.released)
+    prompts = evaluation_prompts(recipe.data, run.released)
     if options.every_other is not None:
         prompts = prompts[options.every_other :: 2]
     prompts = prompts[: options.prompts]

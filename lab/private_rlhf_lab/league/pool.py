@@ -8,7 +8,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.data import inputs
+from private_rlhf.data.render import make_renderer
 from private_rlhf.embedded import task
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.model_folders import weights_digest
@@ -37,7 +37,7 @@ def make_pool(run: RunDir, recipe: Recipe, path: Path, asked: int, held_out: int
             if file.metadata() == source:
                 return load_file(path)
         raise UserError(f"{path} was not drawn from {run.root}: choose another --output, or name it with --pool")
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
+    renderer = make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home, recipe.model.dtype)
     layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
     backbone = RewardModel(layers, reward_bound=recipe.reward.reward_bound)

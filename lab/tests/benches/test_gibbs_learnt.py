@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from private_rlhf.data.inputs import make_renderer
+from private_rlhf.data.render import make_renderer
 from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
