@@ -115,6 +115,6 @@ def fit_ensemble(
         counts = torch.randint(fit.num_pairs, (fit.num_pairs,), generator=generator).bincount(minlength=fit.num_pairs)
         rows = torch.arange(len(problem)).repeat_interleave(counts if numbers is None else counts[numbers])
         anchor = torch.randn(len(fit.theta), dtype=torch.float64, generator=generator) / fit.ridge**0.5
-        theta, _ = minimize(problem.rows(rows), fit.ridge, fit.theta, anchor=anchor, tolerance=1e-4)
+        theta = minimize(problem.rows(rows), fit.ridge, fit.theta, anchor=anchor, tolerance=1e-4)
         heads.append(fit.basis.weight(theta))
     return EnsembleBonus(fit.weight, torch.stack(heads), fit.reward_bound, kappa)

@@ -41,16 +41,6 @@ _MAX_ITERATIONS = 200
 
 
 @dataclass(frozen=True)
-class ConvergenceReport:
-    """The end of a minimisation. `objectives` (nats) falls at every step; `decrement` is gᵀH⁻¹g/2 at the end, nats."""
-
-    converged: bool
-    iterations: int
-    decrement: float
-    objectives: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class LinearFit:
     """A fitted linear reward: `weight` w (d,) and `theta` (k,) float64 with w = Vθ.
 
@@ -67,15 +57,10 @@ class LinearFit:
     reward_bound: float | None
     loss: str
     num_pairs: int
-    report: ConvergenceReport
-
-    def raw_score(self, features: FeatureArray) -> Tensor:
-        """u = φ·w: (n, d) -> (n,) float64."""
-        return as_double(features, "features", 2) @ self.weight
 
     def reward(self, features: FeatureArray) -> Tensor:
-        """r(u): (n, d) -> (n,) float64."""
-        return bounded_reward(self.raw_score(features), self.reward_bound)
+        """r(φ·w): (n, d) -> (n,) float64."""
+        return bounded_reward(as_double(features, "features", 2) @ self.weight, self.reward_bound)
 
     def margin(self, phi_a: FeatureArray, phi_b: FeatureArray) -> Tensor:
         """Δ = r(a) − r(b): (n, d) twice -> (n,) float64."""
@@ -180,7 +165,7 @@ def pair_problem(
 
 def minimize(
     problem: PairProblem, ridge: float, start: Tensor, *, anchor: Tensor | None = None, tolerance: float = 1e-9
-) -> tuple[Tensor, ConvergenceReport]:
+) -> Tensor:
     """Fisher scoring from `start` (k,), accelerated by L-BFGS corrections, with backtracking.
 
     The penalty is (λ/2)‖θ − anchor‖², the anchor (k,) being 0 by default. The direction is L-BFGS with the Cholesky
@@ -196,7 +181,7 @@ def minimize(
         return float(problem.spread.first(torch.tensor(value, dtype=torch.float64)))  # one number on all processes
 
     theta, identity = start.clone(), torch.eye(len(start), dtype=torch.float64)
-    objectives, gradient = [objective(theta)], problem.gradient(theta) + ridge * (theta - centre)
+    reached, gradient = objective(theta), problem.gradient(theta) + ridge * (theta - centre)
     memory: list[tuple[Tensor, Tensor]] = []
     factor: Tensor | None = None
     age = iterations = 0
@@ -211,11 +196,11 @@ def minimize(
         step, product = problem.spread.first(torch.cat([step, 0.5 * (gradient @ step)[None]])).split([len(step), 1])
         decrement = float(product)
         if decrement <= tolerance or iterations == _MAX_ITERATIONS:
-            break
-        size, value = _backtrack(objective, theta, step, objectives[-1], decrement)
+            return theta
+        size, reached = _backtrack(objective, theta, step, reached, decrement)
         if size == 0.0:
             if age == 0:
-                break  # no descent left in floating point
+                return theta  # no descent left in floating point
             factor = None
             continue
         iterations, age = iterations + 1, age + 1
@@ -223,10 +208,6 @@ def minimize(
         previous, gradient = gradient, problem.gradient(theta) + ridge * (theta - centre)
         if float(-size * step @ (gradient - previous)) > 0.0:
             memory.append((-size * step, gradient - previous))
-        objectives.append(value)
-    # Rounding in a sum of n losses can end the search just above the tolerance; the statistical scale is 1 nat.
-    converged = decrement <= max(tolerance, 1e-6)
-    return theta, ConvergenceReport(converged, iterations, decrement, tuple(objectives))
 
 
 def _direction(gradient: Tensor, factor: Tensor, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -279,7 +260,7 @@ def fit_linear(
     basis = identity_basis(phi_a.shape[1]) if basis is None else basis
     problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
     origin = torch.zeros(basis.num_components, dtype=torch.float64)
-    theta, report = minimize(problem, ridge, origin, tolerance=tolerance)
+    theta = minimize(problem, ridge, origin, tolerance=tolerance)
     information = problem.information(theta) + ridge * torch.eye(len(theta), dtype=torch.float64)
-    return LinearFit(basis.weight(theta), theta, basis, information, problem.noise, float(ridge), reward_bound, loss,
-                     num_pairs, report)  # fmt: skip
+    weight = basis.weight(theta)
+    return LinearFit(weight, theta, basis, information, problem.noise, float(ridge), reward_bound, loss, num_pairs)

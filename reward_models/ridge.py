@@ -104,7 +104,7 @@ def select_ridge(
         training, test = problem.rows(folds != fold), problem.rows(folds == fold)
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
-            theta, _ = minimize(training, ridge, theta, tolerance=tolerance)
+            theta = minimize(training, ridge, theta, tolerance=tolerance)
             losses[row, folds == fold] = score.value(test.margin(theta), test.private_label, test.noise)
     losses = spread.all(losses[:, folds >= 0].T.contiguous()).T
     means = spread.first(losses.mean(1))
@@ -122,7 +122,7 @@ def evidence_ridges(num_components: int) -> tuple[float, ...]:
 def log_evidence(problem: PairProblem, ridge: float, start: Tensor | None = None) -> tuple[float, Tensor]:
     """(log P(z | λ) in nats, θ̂ (d,)); start: where the fit begins."""
     theta = torch.zeros(problem.x_a.shape[1], dtype=torch.float64) if start is None else start
-    theta, _ = minimize(problem, ridge, theta, tolerance=1e-5)
+    theta = minimize(problem, ridge, theta, tolerance=1e-5)
     information = problem.information(theta)
     information.diagonal().add_(ridge)
     fit = -problem.total_loss(theta) - 0.5 * ridge * float(theta @ theta)

@@ -127,4 +127,4 @@ def learn(rows: Tensor, true: Tensor, coins: Tensor, epsilon: float) -> Tensor:
     label = torch.where(coins[:count] < noise.keep_prob, true[:count], -true[:count])
     problem = pair_problem(rows, zeros, label, noise, identity_basis(rows.shape[1]), None, "private_likelihood")
     ridge = ridge_by_evidence(rows, zeros, label, noise, None)
-    return minimize(problem, ridge, torch.zeros(rows.shape[1], dtype=torch.float64), tolerance=1e-6)[0]
+    return minimize(problem, ridge, torch.zeros(rows.shape[1], dtype=torch.float64), tolerance=1e-6)

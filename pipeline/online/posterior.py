@@ -94,7 +94,7 @@ class Learner:
         (x_a, x_b, z), loss = map(torch.cat, zip(*self._rounds, strict=True)), get_loss(self.loss)
         ridge = self.ridge or ridge_by_evidence(x_a, x_b, z, self.noise, self.reward_bound, self.posterior.ridge)
         problem = PairProblem(x_a, x_b, z, self.noise, self.reward_bound, loss)
-        theta, _ = minimize(problem, ridge_in_units_of(loss, ridge, self.noise), self.posterior.theta, tolerance=1e-6)
+        theta = minimize(problem, ridge_in_units_of(loss, ridge, self.noise), self.posterior.theta, tolerance=1e-6)
         information = problem.information(theta) + ridge * torch.eye(self.components, dtype=torch.float64)
         self.posterior = replace(self.posterior, theta=theta, information=information, ridge=ridge)
         return self.posterior

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -44,8 +43,6 @@ def test_it_reaches_the_minimum_that_a_generic_optimiser_finds(name: str, epsilo
     phi_a, phi_b, label, _ = make_pairs(400, 4, epsilon, scale=2.0, bound=bound)
     ridge = 3.0
     fit = fit_linear(phi_a, phi_b, label, epsilon, ridge=ridge, reward_bound=bound, loss=name)
-    assert fit.report.converged
-    assert all(later < earlier for earlier, later in itertools.pairwise(fit.report.objectives))
 
     def objective(w: np.ndarray) -> tuple[float, np.ndarray]:
         weight = torch.tensor(w, dtype=torch.float64, requires_grad=True)
@@ -56,7 +53,7 @@ def test_it_reaches_the_minimum_that_a_generic_optimiser_finds(name: str, epsilo
 
     strict = {"ftol": 1e-15, "gtol": 1e-9}
     reference = optimize.minimize(objective, np.zeros(4), jac=True, method="L-BFGS-B", options=strict)
-    assert fit.report.objectives[-1] <= reference.fun + 1e-8
+    assert objective(fit.weight.numpy())[0] <= reference.fun + 1e-8
     assert np.abs(objective(fit.weight.numpy())[1]).max() < 1e-2 * math.sqrt(1e-9 * 400) + 1e-3
     np.testing.assert_allclose(fit.weight.numpy(), reference.x, atol=1e-4)
 
@@ -66,9 +63,7 @@ def test_a_far_start_overshoots_without_backtracking() -> None:
     phi_a, phi_b, label, _ = make_pairs(300, 2, math.inf)
     near = fit_linear(phi_a, phi_b, label, math.inf, ridge=0.1)
     problem = pair_problem(phi_a, phi_b, label, math.inf, identity_basis(2), None, "private_likelihood")
-    far, report = minimize(problem, 0.1, torch.tensor([30.0, -30.0]).double())
-    assert report.converged
-    assert all(later < earlier for earlier, later in itertools.pairwise(report.objectives))
+    far = minimize(problem, 0.1, torch.tensor([30.0, -30.0]).double())
     torch.testing.assert_close(far, near.weight, rtol=1e-3, atol=1e-4)
 
 
@@ -122,7 +117,6 @@ def test_ridge_keeps_a_hopeless_problem_finite() -> None:
     with pytest.raises(ValueError, match="raise ridge"):
         fit_linear(phi_a, phi_b, label, 0.1, ridge=0.0)
     held = fit_linear(phi_a, phi_b, label, 0.1, ridge=20.0)
-    assert held.report.converged
     assert float(held.weight.norm()) < 0.2
 
 
@@ -160,7 +154,7 @@ def test_basis_is_folded_back_into_a_plain_weight() -> None:
     coordinates = fit_linear(basis.coordinates(phi_a), basis.coordinates(phi_b), label, 2.0, ridge=2.0)
     torch.testing.assert_close(fit.theta, coordinates.weight, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(fit.weight, basis.matrix @ fit.theta)
-    assert abs(float(torch.cat([fit.raw_score(phi_a + 3.0), fit.raw_score(phi_b + 3.0)]).mean())) < 1e-9
+    assert abs(float(torch.cat([fit.reward(phi_a + 3.0), fit.reward(phi_b + 3.0)]).mean())) < 1e-9
 
 
 def test_errors_name_the_culprit() -> None:

@@ -56,7 +56,7 @@ def gain(bed: Bed, x: Tensor, z: Tensor, noise: AnyNoise) -> tuple[float, float]
     known = known_noise(noise)
     ridge = ridge_by_evidence(x, zeros, z, known, None)
     problem = pair_problem(x, zeros, z, known, identity_basis(x.shape[1]), None, "private_likelihood")
-    theta, _ = minimize(problem, ridge, torch.zeros(x.shape[1], dtype=torch.float64), tolerance=1e-6)
+    theta = minimize(problem, ridge, torch.zeros(x.shape[1], dtype=torch.float64), tolerance=1e-6)
     reward = bed.held_x @ theta
     centred, truth = (each - each.mean(dim=1, keepdim=True) for each in (reward, bed.held_truth))
     slope = float((centred * truth).sum() / truth.square().sum())

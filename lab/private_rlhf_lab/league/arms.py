@@ -85,7 +85,7 @@ def fit_at(
     """One fit."""
     problem = problem_of(labels, loss)
     zero = torch.zeros(labels.x.shape[1], dtype=torch.float64)
-    theta, _ = minimize(problem, ridge, zero if start is None else start, tolerance=tolerance)
+    theta = minimize(problem, ridge, zero if start is None else start, tolerance=tolerance)
     information = problem.information(theta)
     information.diagonal().add_(ridge)
     return Fit(theta, information)
@@ -107,7 +107,7 @@ def _fit(bed: Bed, labels: Labels, loss: PreferenceLoss, score: PreferenceLoss) 
     training, judging = problem_of(labels.rows(~out), loss), problem_of(labels.rows(out), score)
     found, theta = [], torch.zeros(labels.x.shape[1], dtype=torch.float64)
     for ridge in ridges:
-        theta, _ = minimize(training, ridge, theta, tolerance=1e-3)
+        theta = minimize(training, ridge, theta, tolerance=1e-3)
         found.append((judging.total_loss(theta), ridge, theta))
     _, ridge, theta = min(found, key=lambda row: row[0])
     return fit_at(labels, loss, ridge, theta)
