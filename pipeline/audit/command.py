@@ -17,7 +17,7 @@ from private_rlhf.audit.judge import FAMILY_WISE
 from private_rlhf.audit.seeds import ids
 from private_rlhf.audit.statistics import Finding
 from private_rlhf.audit.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
-from private_rlhf.audit.view import View, unlabelled_view
+from private_rlhf.audit.view import View, build_view
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import check_epsilon, is_public
@@ -116,7 +116,7 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
 
 def _affordable(targets: Sequence[Path]) -> int:
     """The default number of replayed canaries, or as many as there are pairs."""
-    return max(1, min(DEFAULT_CANARIES, unlabelled_view(targets, DEFAULT_CANARIES, epsilon=1.0).size))
+    return max(1, min(DEFAULT_CANARIES, build_view(targets, None, 1.0, DEFAULT_CANARIES)[0].size))
 
 
 def _owner_output(request: Request, raw: str) -> Path:
@@ -190,7 +190,7 @@ def replay(
     same epsilons in a random order, under a throw-away key. They say nothing about how the given release was made.
     UserError: no release, fewer than `count` pairs, or no epsilon to be held to.
     """
-    view = unlabelled_view(roots, count, epsilon)
+    view, _ = build_view(roots, None, epsilon, count)
     texts = zip(view.prompts, view.first, view.second, strict=True)
     pairs = [pair for pair in texts if not any(map(is_blank, pair))]
     if len(pairs) < count:

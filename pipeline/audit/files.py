@@ -26,7 +26,6 @@ from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
 from private_rlhf.data.render import Renderer
-from private_rlhf.recipe import SUFFIXES
 
 PIECE = 16  # bytes of a response that are searched for
 STARTS = 24  # bytes within which a piece starts, or at the response's end; the first that is its own is taken
@@ -90,7 +89,7 @@ def content(path: Path) -> bytes:
         if name.endswith(".gz"):
             with gzip.open(path, "rb") as file:
                 return file.read(LARGEST)
-        if name.endswith((".parquet", ".arrow")) and name.endswith((*SUFFIXES, ".arrow")):
+        if name.endswith((".parquet", ".arrow", ".feather")):
             return _rows_as_text(path)
         with path.open("rb") as file:
             return file.read(LARGEST)

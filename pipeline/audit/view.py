@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from private_rlhf.audit.canaries import RawFacts, Truth, pair_key
 from private_rlhf.core.documents import MANIFESTS, read_json
 from private_rlhf.core.errors import UserError
@@ -131,31 +130,11 @@ def all_files(roots: Sequence[Path]) -> list[Path]:
 
 def file_rows(path: Path) -> Iterator[Row]:
     """The rows of a data file; UserError for another or a damaged file."""
-    name = path.name.lower()
-    if name.endswith(".arrow"):
-        yield from _arrow_rows(path)
-    elif name.endswith(SUFFIXES):
-        for part in open_source(path):
-            for _, row in part.rows(()):
-                yield row
-    else:
+    if not path.name.lower().endswith(SUFFIXES):
         raise UserError(f"{path}: must be a data file; give Parquet, Arrow, JSONL or CSV")
-
-
-def _arrow_rows(path: Path) -> Iterator[Row]:
-    """An Arrow file or stream, as the `datasets` cache writes them."""
-    try:
-        with pa.memory_map(str(path)) as file:
-            try:
-                reader: Any = pa.ipc.open_stream(file)
-                batches: Iterator[Any] = iter(reader)
-            except pa.ArrowInvalid:
-                reader = pa.ipc.open_file(file)
-                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-            for batch in batches:
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError):
-        raise UserError(f"{path}: is not a whole Arrow file; remove or repair it") from None
+    for part in open_source(path):
+        for _, row in part.rows(()):
+            yield row
 
 
 def response_columns(row: Row) -> tuple[str, str] | None:
@@ -285,7 +264,7 @@ def _grouped(files: Sequence[Path]) -> dict[tuple[Path, tuple[str, str]], list[P
     """Files that hold pairs, by folder and kind of columns; the first row decides."""
     groups: defaultdict[tuple[Path, tuple[str, str]], list[Path]] = defaultdict(list)
     for path in files:
-        if not path.name.lower().endswith((*SUFFIXES, ".arrow")):
+        if not path.name.lower().endswith(SUFFIXES):
             continue
         try:
             first = next(file_rows(path), None)
@@ -295,11 +274,6 @@ def _grouped(files: Sequence[Path]) -> dict[tuple[Path, tuple[str, str]], list[P
         if names is not None:
             groups[path.parent, names].append(path)
     return groups
-
-
-def unlabelled_view(roots: Sequence[Path], most: int, epsilon: float | None = None) -> View:
-    """The view of somebody who knows no label, of the first `most` pairs. UserError as `build_view`."""
-    return build_view(roots, None, epsilon, most)[0]
 
 
 def build_view(
