@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,15 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 def json_text(value: Any) -> str:
     """The text that `write_json` writes."""
     return json.dumps(value, indent=2, sort_keys=False, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def spell_nonfinite(value: Any) -> Any:
+    """`value` with each number that JSON has not as a word: "nan", "inf" or "-inf"."""
+    if isinstance(value, Mapping):
+        return {key: spell_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [spell_nonfinite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -36,15 +36,10 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
     return parse_json(read_text(path, most))
 
 
-def read_yaml(path: Path, most: int = MOST_YAML) -> Any:
-    """The value in a YAML file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
-    return parse_yaml(read_text(path, most))
-
-
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping in the YAML file of a recipe. UserError when it is missing, broken, or not a mapping."""
     try:
-        content = read_yaml(path)
+        content = parse_yaml(read_text(path, MOST_YAML))
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"recipe {path} does not exist: name a file or a shipped recipe with --config") from None
     except DocumentError as error:

@@ -64,11 +64,6 @@ def check_lm_folder(folder: Path, where: str) -> None:
         raise UserError(f"{where} must be the folder of a whole causal language model, got {folder}: give it")
 
 
-def check_context(settings: ModelConfig, folder: Path) -> None:
-    """UserError where the longest prompt and response of the recipe exceed the positions of the model in `folder`."""
-    check_positions(settings, positions_of(folder))
-
-
 def positions_of(folder: Path) -> int | None:
     """The positions of the model in `folder`; None where it states none, or is not a whole checkpoint."""
     try:
@@ -81,7 +76,7 @@ def positions_of(folder: Path) -> int | None:
 
 
 def check_positions(settings: ModelConfig, positions: int | None) -> None:
-    """As `check_context`; None: the model does not state a number."""
+    """UserError where the longest prompt and response of the recipe exceed the positions; None: of unknown number."""
     longest = settings.max_prompt_tokens + settings.max_response_tokens
     if positions is not None and longest > positions:
         raise UserError(

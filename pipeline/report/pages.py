@@ -186,8 +186,8 @@ def reward_figures(facts: RunFacts) -> list[Figure]:
 def work_figures(facts: RunFacts) -> list[Figure]:
     """SFT loss and wall time."""
     time = time_figure(facts)
-    loss = ("SFT loss", plots.loss_curve("sft-loss", facts.sft_loss), "")
-    return _drawn(loss, (time["title"], time["svg"], time["note"]))
+    loss = plots.curves("sft-loss", facts.sft_loss, [("loss", "loss", POLICY)], "loss, nats per token", "step")
+    return _drawn(("SFT loss", loss, ""), (time["title"], time["svg"], time["note"]))
 
 
 def time_figure(facts: RunFacts) -> Figure:

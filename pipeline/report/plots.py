@@ -205,19 +205,6 @@ def ridge_path(name: str, path: Sequence[Sequence[float]], chosen: Any) -> Marku
     return draw(name, "Held-out private log-likelihood against the ridge", PANEL_HEIGHT, paint)
 
 
-def loss_curve(name: str, loss: Sequence[tuple[float, float]]) -> Markup | None:
-    """Training loss over steps."""
-    points = np.array([pair for pair in loss if known(pair[1])])
-    if len(points) < 2:
-        return None
-
-    def paint(axes: Axes) -> None:
-        _smooth_line(axes, points, "loss", POLICY)
-        _iterations(axes, "loss, nats per token", "step")
-
-    return draw(name, f"SFT loss from {number(points[0, 1])} to {number(points[-1, 1])}", PANEL_HEIGHT, paint)
-
-
 def stage_times(name: str, seconds: dict[str, float], ppo_parts: dict[str, float]) -> Markup | None:
     """Wall time per stage; PPO's bar is split into `ppo_parts`, darkest first."""
     if not seconds:

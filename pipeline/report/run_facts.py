@@ -22,7 +22,7 @@ class RunFacts:
     """One run as the report sees it; every part but `release`, the manifest of the released labels, may be empty.
 
     recipe_text, recipe: recipe.yaml as saved and parsed. environment: versions, commit, hardware. manifests: by stage,
-    completed ones only, in pipeline order. sft_loss: (step, loss in nats per token). reward_fit: facts of the reward
+    completed ones only, in pipeline order. sft_loss: rows of step, loss (nats). reward_fit: facts of the reward
     fit. ppo_history: one object per iteration of PPO, RLOO or GRPO. evaluation: "methods", "frontier" and so on.
     samples: one object per shown prompt.
     """
@@ -33,7 +33,7 @@ class RunFacts:
     recipe: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sft_loss: list[tuple[float, float]] = field(default_factory=list)
+    sft_loss: list[dict[str, Any]] = field(default_factory=list)
     reward_fit: dict[str, Any] = field(default_factory=dict)
     ppo_history: list[dict[str, Any]] = field(default_factory=list)
     evaluation: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:
         recipe=recipe,
         environment=_read(run.root / "environment.json") or {},
         manifests={name: manifest for name, manifest in manifests.items() if manifest is not None},
-        sft_loss=[(float(step), float(loss)) for step, loss in (history or {}).get("loss", [])],
+        sft_loss=[{"step": step, "loss": loss} for step, loss in (history or {}).get("loss", [])],
         reward_fit=_read(run.stage("reward") / "fit.json") or {},
         ppo_history=_read(run.stage(aligner) / "history.jsonl", _lines) or [],
         evaluation=read_evaluation(run) if (run.stage("evaluate") / "evaluation.json").is_file() else {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ class NonFiniteError(FloatingPointError):
         JSON has no NaN: numbers that are not finite become the strings "nan", "inf" and "-inf".
         """
         path = folder / FILE
-        atomic.write_json(path, plain({"message": str(self), **self.facts, "rows": self.rows}))
+        atomic.write_json(path, atomic.spell_nonfinite({"message": str(self), **self.facts, "rows": self.rows}))
         return path
 
 
@@ -93,12 +92,3 @@ def nonfinite_gradient(model: torch.nn.Module) -> tuple[str, torch.Tensor] | Non
         if not torch.isfinite(local).all():
             return name, local
     return None
-
-
-def plain(value: Any) -> Any:
-    """`value` with every number that is not finite as a string."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -28,7 +28,7 @@ from private_rlhf.lm.numerics import precision
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
-from private_rlhf.rl.engines import Drawn, Engine, TransformersEngine
+from private_rlhf.rl.engines import Engine, TransformersEngine
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
 from private_rlhf.rl.ppo_losses import KlController, clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.reader import Evaluated, PolicyReader
@@ -246,7 +246,7 @@ class PpoTrainer:
         with keep_gathered(self.accelerator, self.model, self.config.gather_once):
             self._add_references(prompts)
             self.engine.publish(self.policy)
-            responses, logprobs = self._sample(self.bare, ids, [keys[i] for i in mine], self.sampling)
+            responses, logprobs = self.engine.sample(self.bare, ids, [keys[i] for i in mine], self.sampling)
             generated = time.monotonic()
             rollout = self._measure(mine, picked, ids, responses, keep)
             if logprobs is not None:
@@ -328,17 +328,6 @@ class PpoTrainer:
         columns = [reward.score(prompts, texts) for reward in self.extra_rewards]
         return torch.stack(columns, dim=1) if columns else torch.zeros(len(texts), 0)
 
-    def _sample(
-        self,
-        model: Any,
-        prompts: Sequence[list[int]],
-        keys: Sequence[int],
-        sampling: Sampling,
-        progress: str | None = None,
-        at_reference: bool = False,
-    ) -> Drawn:
-        return self.engine.sample(model, prompts, keys, sampling, at_reference=at_reference, progress=progress)
-
     def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
         """Draws K completions of π_ref for each prompt that is new, for baseline and Γ; a function of the prompt.
 
@@ -359,7 +348,8 @@ class PpoTrainer:
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
         with self.reader.reference_model() as model, keep_gathered(self.accelerator, model, once):
             inputs = [ids[i] for i in new_places], [keys[i] for i in new_places]
-            answers, logprobs = self._sample(model, *inputs, self.sampling, label, at_reference=True)
+            how: dict[str, Any] = {"at_reference": True, "progress": label}
+            answers, logprobs = self.engine.sample(model, *inputs, self.sampling, **how)
         if logprobs is not None:
             self.proofs["reference"] = self.engine.prove(self.policy, inputs[0], answers, logprobs, at_reference=True)
         new_rows = iter(answers)

@@ -121,7 +121,7 @@ def append_samples(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        file.write(_lines(rows))
         file.flush()
         os.fsync(file.fileno())
 
@@ -131,22 +131,15 @@ def forget_samples(path: Path, iteration: int) -> None:
 
     The file goes when nothing is left of it.
     """
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    kept = [line for line in lines if _before(line, iteration)]
+    kept = [row for row in atomic.read_rows(path) if row["iteration"] < iteration]
     if kept:
-        atomic.write_text(path, "".join(line + "\n" for line in kept))
+        atomic.write_text(path, _lines(kept))
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
-def _before(line: str, iteration: int) -> bool:
-    """True if a whole line holds a row of an earlier iteration."""
-    try:
-        return int(json.loads(line)["iteration"]) < iteration
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-        return False
+def _lines(rows: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def sample_line(row: dict[str, Any]) -> str:

@@ -20,11 +20,11 @@ from private_rlhf.data.source_summary import HEAD_ROWS
 from private_rlhf.evaluation.truths import HUMAN, load_truth
 from private_rlhf.lm.model_folders import (
     check_checkpoint,
-    check_context,
     check_function,
     check_lm_folder,
     check_positions,
     check_weights,
+    positions_of,
 )
 from private_rlhf.recipe import ON_TRL, DataConfig, JudgeSettings, ModelConfig, PpoConfig, Recipe, RewardConfig
 
@@ -50,7 +50,7 @@ def check_base_model(recipe: Recipe) -> None:
             )
     elif model.source != "tiny":
         found = check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
-        check_context(model, Path(found))
+        check_positions(model, positions_of(Path(found)))
         if Path(found).is_dir() and model.revision is not None:
             raise UserError(f"model.revision is for hub ids, and model.source {found} is a folder: remove it")
     config = base_config(model)

@@ -19,7 +19,7 @@ from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.base_models import base_checkpoint, base_config, check_architecture, check_tokens
 from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
-from private_rlhf.lm.model_folders import check_context
+from private_rlhf.lm.model_folders import check_positions, positions_of
 from private_rlhf.lm.models import load_policy, load_tokenizer
 from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
@@ -34,7 +34,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- data -------------------------------------------------------------------------------------------------------
     base = base_checkpoint(recipe.model)
-    check_context(recipe.model, Path(base))
+    check_positions(recipe.model, positions_of(Path(base)))
     config, tokenizer = base_config(recipe.model, local=False), load_tokenizer(base, revision=recipe.model.revision)
     layers = recipe.reward.num_layers if recipe.reward.external is None else None
     check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)

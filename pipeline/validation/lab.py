@@ -170,7 +170,7 @@ class Report:
         """Replaces `folder` by claims.json ("inf" and "nan" as words), run.json, a CSV per table, PNG and SVG per
         figure. started: `time.monotonic()` at the beginning. A failure leaves the old folder."""
         with atomic.new_folder(output_folder(folder, "--output", rewrites=("claims.json",))) as new:
-            atomic.write_json(new / "claims.json", [_plain(asdict(claim)) for claim in self.claims])
+            atomic.write_json(new / "claims.json", atomic.spell_nonfinite([asdict(claim) for claim in self.claims]))
             for stem, rows in self.tables.items():
                 with (new / f"{stem}.csv").open("w", encoding="utf-8", newline="") as file:
                     writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
@@ -200,15 +200,6 @@ class Report:
 def figure_of(claim: Claim) -> str:
     """The measured number with the interval that decided."""
     return f"{claim.measured:.4g}" + (f" [{claim.joint[0]:.4g}, {claim.joint[1]:.4g}]" if claim.joint else "")
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity: "inf", "-inf" and "nan" stand as words."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def counted(claims: Sequence[Claim]) -> str:

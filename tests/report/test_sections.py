@@ -149,7 +149,7 @@ def test_numbers() -> None:
 def test_frontier_without_a_reference_or_history_is_none() -> None:
     assert plots.frontier("f", [], {}, [], "reward") is None
     assert plots.win_rates("w", [("private", "PPO", {})]) is None
-    assert plots.loss_curve("l", [(1, 2.0)]) is None
+    assert plots.curves("l", [{"loss": None}], [("loss", "loss", plots.POLICY)], "nats") is None
     assert plots.stage_times("t", {}, {}) is None
     assert plots.ridge_path("r", [[1.0, -0.5, 0.1]], 1.0) is None
 
@@ -158,7 +158,7 @@ def test_a_drawing_ignores_the_users_settings() -> None:
     import matplotlib
 
     def draw() -> str | None:
-        return plots.loss_curve("l", [(1, 2.0), (2, 1.5), (3, 1.4)])
+        return plots.curves("l", [{"loss": 2.0}, {"loss": 1.5}], [("loss", "loss", plots.POLICY)], "nats")
 
     plain = draw()
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.fonttype": "none"}):

@@ -262,7 +262,7 @@ def test_stored_completions_are_not_drawn_again(problem: Problem, monkeypatch: p
     def sample(model: Any, prompts: list[Any], *_: Any, **__: Any) -> Any:
         return ([], None) if not prompts else pytest.fail("drawn")
 
-    monkeypatch.setattr(trainer, "_sample", sample)
+    monkeypatch.setattr(trainer.engine, "sample", sample)
     again, _ = trainer.draw_references(problem.prompts)
     assert again.responses == rollout.responses
     assert torch.equal(again.scores, rollout.scores)
