@@ -53,13 +53,10 @@ Margin = Callable[[Question], float]
 
 
 class Labeller(Protocol):
-    """Answers questions, sooner or later. epsilon: of each answer, at most; mechanism: that each went through. waits:
-    answers may be missing for hours, so that the asker should save its state and stop, or look again later; otherwise
-    they are there when `ask` returns."""
+    """Answers questions, sooner or later. epsilon: of each answer, at most; mechanism: that each went through."""
 
     epsilon: float
     mechanism: RandomizedResponse | LevelledResponse
-    waits: bool
 
     @property
     def randomised_by(self) -> RandomisedBy | None:
@@ -101,7 +98,6 @@ class _Folder(Labeller):
 class _Kept(_Folder):
     """Questions and answers in an owner-only folder. What a kill left unanswered is answered at the next `ask`."""
 
-    waits = False
     randomised_by: RandomisedBy | None = None
 
     def __init__(self, folder: Path, epsilon: AnyEpsilon) -> None:
@@ -263,7 +259,6 @@ class FileDrop(_Folder):
     were given. Nothing is drawn here, and nobody here knows who drew. Where the folder holds `draws.db`, the record of
     `private-rlhf label-filter`, every answer must be a draw of it."""
 
-    waits = True
 
     def __init__(self, folder: Path, epsilon: float) -> None:
         super().__init__(folder, epsilon)

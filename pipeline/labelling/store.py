@@ -115,7 +115,6 @@ class AnswerStore:
     of ours. levels: by rising ε; `epsilon` is the largest, and `most` the number of answers that a budget holds at it.
     """
 
-    waits = True
     randomised_by: RandomisedBy = "page"
 
     def __init__(self, folder: Path, epsilon: float | Sequence[float], budget: float | None = None) -> None:

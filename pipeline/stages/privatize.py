@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from private_rlhf.core.errors import print_lines
@@ -143,8 +143,7 @@ def entered(
     """The reservation of the release in the key's ledger; None where no key file protects the labels (public ones, or a
     seed's flips)."""
     if ledger is None or not isinstance(mechanism, RandomizedResponse | LevelledResponse):
-        with nullcontext() as nothing:
-            yield nothing
+        yield None
         return
     entry = LedgerEntry(
         ledger,

@@ -106,7 +106,6 @@ def test_a_simulated_labeller_that_was_killed_has_the_same_answers(tmp_path: Pat
     again.ask(QUESTIONS)
     again.ask(QUESTIONS)
     assert again.answers() == whole.answers() != {}
-    assert not whole.waits
     with pytest.raises(UserError, match="other terms"):
         Simulated(tmp_path / "half", 2.0, margin, seed=3)
 
@@ -134,7 +133,6 @@ def test_a_file_drop_gives_and_takes(tmp_path: Path) -> None:
     drop = FileDrop(tmp_path / "d", 1.0)
     drop.ask(QUESTIONS[:2])
     drop.ask(QUESTIONS[1:3])
-    assert drop.waits
     assert drop.answers() == {}
     assert read_questions(tmp_path / "d" / "questions.jsonl") == QUESTIONS[:3]
     (tmp_path / "d" / "answers.jsonl").write_text('{"id": "q1", "label": -1}\n{"id": "q0", "label": null}\n')
