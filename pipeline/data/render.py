@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.records import Message, further_keys, message_text
+from private_rlhf.privacy.records import Message, Text, further_keys, message_text
 from private_rlhf.recipe import ModelConfig
 
 TEMPLATE_DATE = "26 Jul 2024"
@@ -25,8 +25,8 @@ Response = str | Sequence[Message]
 class Demonstration(NamedTuple):
     """One example for supervised fine-tuning: strings, or message lists (prompt, then what the assistant says)."""
 
-    prompt: Prompt
-    response: Response
+    prompt: Text
+    response: Text
 
 
 @dataclass(frozen=True)
