@@ -122,8 +122,8 @@ def shipped_recipe(name: str) -> Path:
 
 def to_tree(config: Any) -> dict[str, Any]:
     """The plain nested mapping of a resolved config, for saving and printing."""
-    tree: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="python")
-    return _plain(tree)
+    tree: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json")
+    return tree
 
 
 def effective(schema: Any, tree: Any) -> Any:
@@ -138,15 +138,6 @@ def effective(schema: Any, tree: Any) -> Any:
     idle = {key for key, value in tree.items() if NO_EFFECT in marks[key] or (IF_SET in marks[key] and value is None)}
     rest = {key: value for key, value in tree.items() if key not in idle}
     return {key: effective(hints.get(key), value) for key, value in rest.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Paths as strings, so that YAML and JSON can hold the tree."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def dump_yaml(config: Any) -> str:
