@@ -258,9 +258,8 @@ def privatize(
     odd: Annotated[bool | None, typer.Option("--accept-odd", help="Release rows that look odd.")] = None,
     special: Annotated[str | None, typer.Option("--special-tokens", help="In texts: error (default) | keep")] = None,
     keys: Annotated[str | None, typer.Option("--message-keys", help="Read tool_calls,tools,name,...")] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, max=64, help="Processes; default: by cores.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=64, help="Processes (by cores).")] = None,
+    step: Annotated[str | None, typer.Option("--step", help="On a cluster: map:i/N, then reduce:j/M, finish.")] = None,
     accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
@@ -271,7 +270,7 @@ def privatize(
         return
     if budget_per is not None and budget is None:
         raise UserError("--budget-per needs --budget")
-    from private_rlhf.data.curate import Request, privatize_source
+    from private_rlhf.data.curate import Request, release_step
     from private_rlhf.data.declared_columns import Options, parse_labels, parse_levels
     from private_rlhf.data.source_summary import HEAD_ROWS, summary_of
     from private_rlhf.privacy.keys import named_or_default
@@ -293,7 +292,7 @@ def privatize(
     if sys.stderr.isatty():  # for people; a program that reads the messages gets one line
         print_lines(*head.lines(), file=sys.stderr)
     head.check(bool(odd))
-    print_lines(privatize_source(request))
+    print_lines(release_step(request, step))
 
 
 @app.command()

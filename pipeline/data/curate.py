@@ -8,12 +8,15 @@
              owner-only, so that a disk that fills up costs nobody's budget; the manifest is last
     publish  the budget is spent, durably; the folder takes its name; the ledger's entry is finished
 
-The stage of a recipe (`private_rlhf.stages.privatize`) takes the same steps for its two folders.
+The stage of a recipe (`private_rlhf.stages.privatize`) takes the same steps for its two folders, and several machines
+(`parts`) the first two and the draws, before one of them does the rest here.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +33,9 @@ from private_rlhf.data.engine import (
     KeyInHand,
     ShardJob,
     extra_fields,
+    finished_runs,
     gather_events,
+    gather_pieces,
     spill,
     write_bucket,
 )
@@ -41,17 +46,28 @@ from private_rlhf.data.publish import check_publish, occupied, publish, refusals
 from private_rlhf.data.release import MANIFEST, PERSON, ROWS_PER_SHARD, SIGNATURE, WORD, ReleaseManifest, shard_name
 from private_rlhf.data.sources import Part, open_source
 from private_rlhf.data.workers import Workers, default_workers, start_workers
-from private_rlhf.data.workfolder import boot_id, code_version, source_identity, work_folder
+from private_rlhf.data.workfolder import (
+    PartMissing,
+    boot_id,
+    code_version,
+    shared_folder,
+    source_identity,
+    work_folder,
+)
 from private_rlhf.privacy.guarantee import DropCounts, dropped_text, guarantee, nothing_left
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
 from private_rlhf.privacy.mechanism import LevelledResponse, Mechanism, RandomizedResponse
 from private_rlhf.privacy.prf import frame
-from private_rlhf.privacy.records import MESSAGES
+from private_rlhf.privacy.records import MESSAGES, bucket_bits
 from private_rlhf.privacy.row_files import replace_file
 from private_rlhf.privacy.signatures import file_digest, public_key, sign
 from private_rlhf.privacy.sorted_runs import KeptRows, Run
 from tqdm import tqdm
+
+EVENTS = "events"
+MOST_CHUNK_BYTES = 256 << 20
+"""Of a large source that several tasks read: each chunk becomes a file of its own."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +92,13 @@ class OpenedSource:
 @dataclass(frozen=True)
 class Workspace:
     """The place where releases are made. work: owner-only; it takes what holds true labels. chunk_bytes: of
-    JSONL that one worker reads at a time."""
+    JSONL that one worker reads at a time. shared: tasks of other machines make some of the pieces."""
 
     key: PrivacyKey
     work: Path
     pool: Workers
     chunk_bytes: int = CHUNK_BYTES
+    shared: bool = False
 
     @property
     def key_file(self) -> KeyFile | KeyInHand:
@@ -134,7 +151,7 @@ class LedgerEntry:
 class Request:
     """A release to be made. source: the name it is released under, default the data's own. workers: processes,
     default by cores and size. levels_before: its holder says that the ε of each label was set before the
-    label. chunk_bytes: as in `Workspace`."""
+    label. chunk_bytes: as in `Workspace`. parts: other tasks read the source and drew the labels (`parts`)."""
 
     data: str
     output: Path
@@ -150,6 +167,7 @@ class Request:
     add_up_keys: bool = False
     levels_before: bool = False
     chunk_bytes: int = CHUNK_BYTES
+    parts: bool = False
 
     @property
     def mechanism(self) -> RandomizedResponse | LevelledResponse:
@@ -178,23 +196,36 @@ def privatize_source(request: Request) -> str:
     target = Path(request.output)
     with refusals(target):
         mechanism, key = request.mechanism, load_key(request.key_file)
-        state, place = key.state.folder.resolve(), target.resolve()
-        if state in (place, *place.parents):
-            raise UserError(f"{target}: is in the key's state folder; choose another output folder")
         ledger = Ledger.open(key)
-        options = replace(request.options, fold_names=ledger.folds_names)
-        opened = OpenedSource.open(request.data, open_source(request.data, request.split), options)
-        workers = request.workers or default_workers(opened.size)
-        plan = work_plan([opened], mechanism.epsilon, key, request.chunk_bytes)
-        folder = target.with_name(f".{target.name}.work")
-        with work_folder(folder, plan, target) as work, start_workers(workers) as pool:
-            manifest = _release(request, mechanism, ledger, opened, Workspace(key, work, pool, request.chunk_bytes))
+        with opened_source(request, key, ledger.folds_names) as (opened, workspace):
+            manifest = _release(request, mechanism, ledger, opened, workspace)
     keep_prob = " or ".join(level.noise.keep_text(4) for level in mechanism.levels)
     return (
         f"{manifest.rows} labels released at ε = {manifest.epsilon_text} to {request.output} (each kept with"
         f" probability {keep_prob}), signed by {public_key(key)}; {dropped_text(manifest.dropped)}"
         f"{f'; beware: {mechanism.noise.warning}' if mechanism.noise.warning else ''}"
     )
+
+
+@contextmanager
+def opened_source(
+    request: Request, key: PrivacyKey, fold_names: bool, task: bool = False
+) -> Iterator[tuple[OpenedSource, Workspace]]:
+    """The source and the place for its release, with what was begun of it. task: one of several is to work there."""
+    target = Path(request.output)
+    state, place = key.state.folder.resolve(), target.resolve()
+    if state in (place, *place.parents):
+        raise UserError(f"{target}: is in the key's state folder; choose another output folder")
+    options = replace(request.options, fold_names=fold_names)
+    opened = OpenedSource.open(request.data, open_source(request.data, request.split), options)
+    chunk_bytes, shared = request.chunk_bytes, request.parts or task
+    if shared:
+        chunk_bytes = max(chunk_bytes, min(opened.size >> 12, MOST_CHUNK_BYTES))
+    plan = work_plan([opened], request.mechanism.epsilon, key, chunk_bytes, None if shared else boot_id())
+    home = target.with_name(f".{target.name}.work")
+    folder = shared_folder(home, plan, target, last=not task) if shared else work_folder(home, plan, target)
+    with folder as work, start_workers(request.workers or default_workers(opened.size)) as pool:
+        yield opened, Workspace(key, work, pool, chunk_bytes, shared)
 
 
 def _release(
@@ -204,7 +235,12 @@ def _release(
     opened: OpenedSource,
     workspace: Workspace,
 ) -> ReleaseManifest:
-    (rows,), events, cap = capped(workspace, ledger, [KeptRows(read(workspace, opened))], request.max_events)
+    if workspace.shared:
+        check_read(workspace, opened)
+    rows = KeptRows(read(workspace, opened))
+    if workspace.shared and not occupied(Path(request.output)):
+        check_drawn(workspace, rows)
+    (rows,), events, cap = capped(workspace, ledger, [rows], request.max_events)
     counts = dropped(rows.runs, events.duplicates, events.left_out if cap else None)
     if not len(events):
         raise nothing_left(request.data, counts)
@@ -213,7 +249,8 @@ def _release(
     rows_kept, facts = len(events), guarantee(mechanism, workspace.key)
     levels = chosen_levels(request.data, mechanism, events, request.levels_before)[0]
     manifest = describe(opened.layout, rows_kept, rows_kept, request.name, facts, counts, levels)
-    bundle = Bundle(rows, opened.layout, mechanism, manifest, workspace.work / "release", Path(request.output))
+    made = drawn_folder(workspace, manifest.shard_bits, rows)
+    bundle = Bundle(rows, opened.layout, mechanism, manifest, made, Path(request.output))
     taken = occupied(bundle.target)
     if taken:  # compared before anything is spent
         write(workspace, bundle)
@@ -238,20 +275,79 @@ def _release(
     return manifest
 
 
+# --- its parts, by tasks that share the output's file system ----------------------------------------------------------
+
+
+def release_step(request: Request, step: str | None) -> str:
+    """`privatize_source`, or a step of it: "map:i/N" reads every N-th chunk from the i-th on, then "reduce:j/M" lists
+    the events of every M-th range of record ids and draws their labels, then "finish" does the rest.
+
+    Every file of a step is made whole or not at all, under a name of its own, from the source and the key: a task that
+    is killed is run again, and two that do the same leave the same bytes. Only the last step opens the ledger; until it
+    publishes them, what is drawn is for its owner only, as the true labels are that lie beside it.
+    """
+    if step in (None, "finish"):
+        return privatize_source(replace(request, parts=step is not None))
+    part = re.fullmatch(r"(map|reduce):(\d{1,6})/(\d{1,6})", str(step), re.ASCII)
+    if part is None or not 1 <= int(part[2]) <= int(part[3]):
+        raise UserError(f"--step must be map:i/N, reduce:j/M or finish with i from 1 to N, got {step!r}: e.g. map:3/7")
+    key = load_key(request.key_file)
+    with refusals(request.output), opened_source(request, key, True, task=True) as (opened, workspace):
+        own = replace(workspace, pool=workspace.pool.part(int(part[2]), int(part[3])))
+        if part[1] == "map":
+            read(own, opened)
+        else:
+            check_read(workspace, opened)
+            rows = KeptRows(read(workspace, opened))
+            made = drawn_folder(own, bits_before(rows), rows)
+            deque(gather_pieces(own.pool, [rows], own.work / EVENTS, keep=True), maxlen=0)
+            deque(draw(own, rows, opened.layout, request.mechanism, bits_before(rows), made), maxlen=0)
+    return f"{request.output}: {step} is done"
+
+
+def check_read(workspace: Workspace, opened: OpenedSource) -> None:
+    """PartMissing unless every chunk was read."""
+    done = [bool(finished_runs(workspace.work, number)) for number, _ in numbered_chunks(workspace, opened)]
+    if not all(done):
+        raise PartMissing(f"{done.count(False)} of {len(done)} chunks are not read: run the map steps again")
+
+
+def check_drawn(workspace: Workspace, rows: KeptRows) -> None:
+    """PartMissing unless every shard is drawn; a task lists its events before."""
+    bits = bits_before(rows)
+    folder = drawn_folder(workspace, bits, rows)
+    done = [(folder / shard_name(shard)).exists() for shard in range(1 << bits)]
+    if not all(done):
+        raise PartMissing(f"{done.count(False)} of {len(done)} shards are not drawn: run the reduce steps again")
+
+
+def bits_before(rows: KeptRows) -> int:
+    """log2 of the number of shards while repeated rows are not yet counted: mostly that of the release. Where fewer
+    are left, the last step draws the shards itself."""
+    return bucket_bits(sum(run.rows for run in rows.runs), ROWS_PER_SHARD)
+
+
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
-def work_plan(sources: Sequence[OpenedSource], epsilon: float, key: PrivacyKey, chunk_bytes: int) -> dict[str, Any]:
-    """Facts on which the contents of a work folder depend."""
+def work_plan(
+    sources: Sequence[OpenedSource], epsilon: float, key: PrivacyKey, chunk_bytes: int, boot: str | None
+) -> dict[str, Any]:
+    """Facts on which the contents of a work folder depend. boot: the system's, None for files that outlast it."""
     return {
         "code": code_version(),
-        "boot": boot_id(),
+        "boot": boot,
         "source": source_identity([part for opened in sources for part in opened.parts], key),
         "epsilon": repr(epsilon),
         "options": [repr(asdict(opened.layout.options)) for opened in sources],
         "forms": [opened.layout.convert.__name__ for opened in sources],
         "chunk_bytes": chunk_bytes,
     }
+
+
+def numbered_chunks(workspace: Workspace, opened: OpenedSource) -> Iterator[tuple[int, Chunk]]:
+    """The chunks of all files, counted on from one to the next."""
+    return enumerate(c for part in opened.parts for c in cut(part, opened.layout.wanted, workspace.chunk_bytes))
 
 
 def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[Run, ...]:
@@ -263,17 +359,10 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
     home = workspace.work / folder
     make_private_folder(home)
     runs: list[Run] = []
-
-    def chunks() -> Iterator[tuple[int, Chunk]]:
-        number = 0
-        for part in opened.parts:
-            for chunk in cut(part, opened.layout.wanted, workspace.chunk_bytes):
-                yield number, chunk
-                number += 1
-
     if folder != "eval" and not opened.layout.as_it_stands:
         say(f"{opened.name}: read as {opened.layout.form}")
-    tasks = ((chunk, number, opened.layout, workspace.key_file, home) for number, chunk in chunks())
+    given = (opened.layout, workspace.key_file, home, workspace.shared)
+    tasks = ((chunk, number, *given) for number, chunk in numbered_chunks(workspace, opened))
     with tqdm(total=opened.size or None, desc="reading", unit="B", unit_scale=True, disable=None) as bar:
         try:
             for some in workspace.pool.run(spill, tasks):
@@ -292,15 +381,15 @@ def capped(
     workspace: Workspace, ledger: Ledger | None, rows: list[KeptRows], most: int | None
 ) -> tuple[list[KeptRows], Events, int | None]:
     """The rows and their events without those over the cap on a person's events, and the cap that holds, if any."""
-    folder, path = workspace.work / "events", workspace.work / "left_out"
-    events = gather_events(workspace.pool, rows, workspace.key, folder)
+    events = gather_events(workspace.pool, rows, workspace.key, workspace.work / EVENTS, keep=workspace.shared)
     if ledger is None:
         return rows, events, None
     gone, cap = ledger.left_out(events.partitions(), most)
     if not len(gone):
         return rows, events, cap
+    path = workspace.work / f"{workspace.key.keyed_digest([gone.tobytes()])[:16]}.left_out"
     replace_file(path, gone)
-    events = gather_events(workspace.pool, rows, workspace.key, folder, path)
+    events = gather_events(workspace.pool, rows, workspace.key, path.with_suffix(".events"), path)
     return [replace(part, left_out=path) for part in rows], events, cap
 
 
@@ -434,21 +523,31 @@ def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -
         )
 
 
+def drawn_folder(workspace: Workspace, bits: int, rows: KeptRows) -> Path:
+    """The folder for the 2^bits shards of these rows until they are released: others of the same work have another."""
+    return workspace.work / f"release-{bits}{rows.left_out.stem if rows.left_out else ''}"
+
+
+def draw(
+    workspace: Workspace, rows: KeptRows, layout: Layout, mechanism: Mechanism, bits: int, folder: Path
+) -> Iterator[int]:
+    """Randomise and write each of the 2^bits shards that is not there yet; yields its rows."""
+    make_private_folder(folder)
+    fields, keys = extra_fields(layout.options.columns, rows.runs), layout.options.message_keys
+    job = ShardJob(mechanism, workspace.key_file, layout.kind, fields, bits, folder, keys)
+    return workspace.pool.run(write_bucket, ((job, rows, shard) for shard in range(1 << bits)))
+
+
 def write(workspace: Workspace, bundle: Bundle) -> None:
     """All shards that are not there yet, then the manifest and the signature; on the disk when it returns."""
     done, manifest = bundle.made, bundle.manifest
-    make_private_folder(done)
-    fields = extra_fields(bundle.layout.options.columns, bundle.rows.runs)
-    kind, bits = bundle.layout.kind, manifest.shard_bits
-    keys = bundle.layout.options.message_keys
-    shards = ShardJob(bundle.mechanism, workspace.key_file, kind, fields, bits, done, keys)
-    tasks = ((shards, bundle.rows, shard) for shard in range(1 << bits))
-    wanted = {MANIFEST, *(shard_name(shard) for shard in range(1 << bits))}
+    shards = draw(workspace, bundle.rows, bundle.layout, bundle.mechanism, manifest.shard_bits, done)
+    wanted = {MANIFEST, *(shard_name(shard) for shard in range(1 << manifest.shard_bits))}
     for path in done.iterdir():
         if path.name not in wanted:
             path.unlink()
     with tqdm(total=manifest.rows, desc="writing", unit="row", disable=None) as bar:
-        for rows in workspace.pool.run(write_bucket, tasks):
+        for rows in shards:
             bar.update(rows)
     write_json(done / MANIFEST, manifest.as_dict())
     if manifest.guarantee["key_mode"] == "keyed":

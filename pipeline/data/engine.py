@@ -7,9 +7,9 @@ the rows and an interrupted release goes on where it stopped. `curate` puts the 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from numpy.lib.recfunctions import repack_fields
-from private_rlhf.core.atomic import new_file
+from private_rlhf.core.atomic import new_file, write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.chunks import Chunk, read_chunk
 from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
@@ -100,8 +100,8 @@ class KeyInHand:
 # --- map: chunks to sorted runs ---------------------------------------------------------------------------------------
 
 
-def _finished_runs(folder: Path, number: int) -> list[Run]:
-    """The runs of a chunk that an interrupted release finished; none unless all are there."""
+def finished_runs(folder: Path, number: int) -> list[Run]:
+    """The runs of a chunk that an interrupted release or another task finished; none unless all are there."""
     runs: list[Run] = []
     while run := open_run(_run_path(folder, number, len(runs))):
         runs.append(run)
@@ -114,9 +114,11 @@ def _run_path(folder: Path, number: int, part: int) -> Path:
     return folder / f"{number:06d}-{part:04d}.run"
 
 
-def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHand, folder: Path) -> list[Run]:
-    """Turn chunk `number` into runs, unless an interrupted release did. UserError names the first bad row."""
-    if finished := _finished_runs(folder, number):
+def spill(
+    chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHand, folder: Path, durable: bool
+) -> list[Run]:
+    """Turn chunk `number` into runs, unless that was done before. UserError names the first bad row."""
+    if finished := finished_runs(folder, number):
         return finished
     prf = key_file.load().prf
     runs: list[Run] = []
@@ -134,7 +136,7 @@ def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHa
             "ties": some.ties,
             "spellings": spelling_digests(some.spellings),
         }
-        runs.append(write_run(_run_path(folder, number, len(runs)), rows, **facts))
+        runs.append(write_run(_run_path(folder, number, len(runs)), rows, durable, **facts))
         position += len(some.preferred)
     return runs
 
@@ -262,20 +264,42 @@ def merge_piece(
 
 
 def gather_events(
-    pool: Workers, parts: Sequence[KeptRows], key: PrivacyKey, folder: Path, left_out: Path | None = None
+    pool: Workers,
+    parts: Sequence[KeptRows],
+    key: PrivacyKey,
+    folder: Path,
+    left_out: Path | None = None,
+    keep: bool = False,
 ) -> Events:
     """Write the kept events to files in an owner-only folder; content: keyed digest of events and labels, in an order
     of its own.
 
     parts: no two of them hold the same record. left_out: as in `KeptRows`; those are in the files, marked, but do not
-    count.
+    count. keep: as in `gather_pieces`.
     """
+    pieces = tuple(gather_pieces(pool, parts, folder, left_out, keep))
+    return Events(pieces, bytes.fromhex(key.keyed_digest(_content(pieces))))
+
+
+def gather_pieces(
+    pool: Workers, parts: Sequence[KeptRows], folder: Path, left_out: Path | None = None, keep: bool = False
+) -> Iterator[Piece]:
+    """The pieces of `gather_events`. keep: take those of the same rows that are there, and leave the others there."""
     make_private_folder(folder)
     bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
-    groups = range(1 << min(bits, 8))
-    tasks = ((parts, bits, group, folder / f"{group:03d}.events", left_out) for group in groups)
-    pieces = tuple(pool.run(gather_piece, tasks))
-    return Events(pieces, bytes.fromhex(key.keyed_digest(_content(pieces))))
+    paths = (folder / f"{group:03d}.events" for group in range(1 << min(bits, 8)))
+    tasks = ((parts, bits, group, path, left_out) for group, path in enumerate(paths))
+    return pool.run(kept_piece if keep else gather_piece, tasks)
+
+
+def kept_piece(parts: Sequence[KeptRows], bits: int, group: int, path: Path, left_out: Path | None) -> Piece:
+    """`gather_piece`, unless another task did; its facts are written last."""
+    facts = path.with_suffix(".json")
+    with suppress(OSError, ValueError):
+        return Piece(path, **json.loads(facts.read_text(encoding="utf-8")))
+    piece = gather_piece(parts, bits, group, path, left_out, durable=True)
+    write_json(facts, {name: value for name, value in asdict(piece).items() if name != "path"}, mode=0o600)
+    return piece
 
 
 def _content(pieces: Sequence[Piece]) -> Iterator[bytes]:
@@ -290,13 +314,13 @@ def _content(pieces: Sequence[Piece]) -> Iterator[bytes]:
 
 
 def gather_piece(
-    parts: Sequence[KeptRows], bits: int, group: int, path: Path, left_out: Path | None = None
+    parts: Sequence[KeptRows], bits: int, group: int, path: Path, left_out: Path | None = None, durable: bool = False
 ) -> Piece:
     """The events of one group of partitions, see `runs.partitions`."""
     counts: list[int] = []
     levels, duplicates = np.zeros((len(parts), MOST_LEVELS), np.int64), 0
     gone = np.fromfile(left_out, "S16") if left_out else np.empty(0, "S16")
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with new_file(path, 0o600, durable=durable) as temporary, temporary.open("wb") as file:
         for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
             file.write(_events(np.concatenate([keys for _, keys, _ in found]), gone))
             counts.append(sum(len(keys) for _, keys, _ in found))

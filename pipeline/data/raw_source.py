@@ -26,7 +26,7 @@ from private_rlhf.data.render import Renderer
 from private_rlhf.data.source_summary import HEAD_ROWS, SourceSummary, summarise
 from private_rlhf.data.sources import Part, Row, open_source, run_splits, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
-from private_rlhf.data.workfolder import work_folder
+from private_rlhf.data.workfolder import boot_id, work_folder
 from private_rlhf.embedded import task
 from private_rlhf.privacy.guarantee import DropCounts, nothing_left
 from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder, state_folder
@@ -120,7 +120,7 @@ class RawSource:
             home /= "work"
             make_private_folder(home)
         home /= hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:16]
-        plan = curate.work_plan(sources, self.privatize.epsilon, key, CHUNK_BYTES)
+        plan = curate.work_plan(sources, self.privatize.epsilon, key, CHUNK_BYTES, boot_id())
         workers = 1 if key.path is None else default_workers(sum(opened.size for opened in sources))
         folder.mkdir(parents=True, exist_ok=True)
         try:

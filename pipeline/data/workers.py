@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -21,23 +22,29 @@ MAX_WORKERS = 8
 
 
 class Workers:
-    """`run` calls a picklable function on tasks; in this process if there is one worker."""
+    """`run` calls a picklable function on tasks; in this process if there is one worker. share: (i, N) for the i-th of
+    every N tasks, the others being left to other machines."""
 
-    def __init__(self, pool: ProcessPoolExecutor | None, count: int) -> None:
-        self._pool, self._count = pool, count
+    def __init__(self, pool: ProcessPoolExecutor | None, count: int, share: tuple[int, int] = (1, 1)) -> None:
+        self._pool, self._count, self._share = pool, count, share
+
+    def part(self, number: int, of: int) -> Workers:
+        """The same processes for a share of the tasks."""
+        return Workers(self._pool, self._count, (number, of))
 
     def run(self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """The results in the order of the tasks, few of which wait at a time.
 
         Whatever goes wrong first in that order is raised, also if the tasks' own iterator fails after it.
         """
+        number, of = self._share
+        stream = islice(tasks, number - 1, None, of)
         if self._pool is None:
-            for task in tasks:
+            for task in stream:
                 yield function(*task)
             return
         waiting: deque[Future[Result]] = deque()
         failure: Exception | None = None
-        stream = iter(tasks)
         try:
             while True:
                 try:

@@ -5,6 +5,9 @@ It holds sorted runs with true labels, finished shards, and the plan that they b
 it; the same command finds the same plan and goes on. Anything else there (another source, another ε, other code, a
 machine that was restarted, since runs are not forced to the disk) is thrown away. It is removed when the release
 stands, and after every error that running again would not fix.
+
+Several tasks may fill it together (`parts`): each holds a shared lock, forces its files to the disk, and keeps to the
+plan that the first one noted. Only the last step removes it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,12 @@ import numpy as np
 import pyarrow as pa
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.data.publish import occupied
 from private_rlhf.data.sources import Part
 from private_rlhf.privacy.keys import Lock, PrivacyKey
 from private_rlhf.privacy.prf import frame
 
+PLAN = "plan.json"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -61,6 +66,10 @@ def boot_id() -> str:
         return uuid.uuid4().hex
 
 
+class PartMissing(UserError):
+    """A refusal of the last step that running other tasks fixes: what they left stays."""
+
+
 @contextmanager
 def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Path]:
     """The folder for a release to `target`, locked, with what an interrupted run of the same plan left in it.
@@ -68,14 +77,53 @@ def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Pa
     UserError if another run is at work there.
     """
     missing = [parent for parent in folder.parents if not parent.exists()]
+    with _locked(folder, target):
+        if (_noted(folder) or plan)["boot"] is None:
+            raise UserError(f"{target}: is being made in parts; end it with --step finish, or remove {folder}")
+        with _passing(folder, missing):
+            _adopt(folder, plan)
+            yield folder
+
+
+@contextmanager
+def shared_folder(folder: Path, plan: dict[str, Any], target: Path, last: bool) -> Iterator[Path]:
+    """The folder for one of the tasks that make a release to `target` together, or for their last step.
+
+    UserError, and all stays as it is: parts of another plan, a target that is taken, a last step while a task runs.
+    """
+    with _locked(folder, target, shared=not last):
+        taken = occupied(target)
+        noted = _noted(folder) if last or taken else _note(folder, plan)
+        if noted is None:
+            _remove(folder)
+        if noted is None or (taken and not last):
+            why = "holds something already, and takes no" if taken else "run the map steps first: it has no"
+            raise UserError(f"{target}: {why} parts")
+        if others := [name for name in plan if plan[name] != noted.get(name)]:
+            what = " and ".join(others)
+            raise UserError(f"{folder}: holds parts whose {what} differ: give what they were made with, or remove it")
+        with _passing(folder, []) if last else nullcontext():
+            yield folder
+
+
+@contextmanager
+def _locked(folder: Path, target: Path, shared: bool = False) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     _claim(folder)
     lock = Lock(folder / "lock")
-    if not lock.acquire(0.0):
+    if not lock.acquire(0.0, shared):
         raise UserError(f"{target}: another run is writing it; wait for it, or choose another output folder")
     try:
-        _adopt(folder, plan)
-        yield folder
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _passing(folder: Path, missing: Sequence[Path]) -> Iterator[None]:
+    """Remove the folder at the end, and with it the parents that were missing, unless running again goes on there."""
+    try:
+        yield
     except BaseException as error:
         if not _resumable(error):
             _remove(folder)
@@ -83,10 +131,7 @@ def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Pa
                 with suppress(OSError):
                     parent.rmdir()
         raise
-    else:
-        _remove(folder)
-    finally:
-        lock.release()
+    _remove(folder)
 
 
 def _claim(folder: Path) -> None:
@@ -124,18 +169,33 @@ def _resumable(error: BaseException) -> bool:
     """True if running again may go on from here: not after a refusal or a place that cannot be written."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOSPC
-    return not isinstance(error, UserError)
+    return isinstance(error, PartMissing) or not isinstance(error, UserError)
+
+
+def _noted(folder: Path) -> dict[str, Any] | None:
+    """The plan that what lies in the folder belongs to; None where there is none, or no whole one."""
+    with suppress(OSError, ValueError):
+        return {"boot": "", **json.loads((folder / PLAN).read_text(encoding="utf-8"))}
+    return None
+
+
+def _note(folder: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
+    """The plan that the first of several tasks noted, which is this one if there was none."""
+    draft = folder / f"{uuid.uuid4().hex}.plan"
+    write_json(draft, plan, mode=0o600)
+    with suppress(FileExistsError):
+        os.link(draft, folder / PLAN)
+    draft.unlink()
+    return _noted(folder)
 
 
 def _adopt(folder: Path, plan: dict[str, Any]) -> None:
     """Keep what belongs to the plan, else empty the folder and note the plan."""
-    path = folder / "plan.json"
-    with suppress(OSError, ValueError):
-        if json.loads(path.read_text(encoding="utf-8")) == plan:
-            return
+    if _noted(folder) == plan:
+        return
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         elif entry.name != "lock":
             entry.unlink()
-    write_json(path, plan, mode=0o600)
+    write_json(folder / PLAN, plan, mode=0o600)

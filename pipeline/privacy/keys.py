@@ -241,7 +241,7 @@ POLL_SECONDS = 0.02
 
 
 class Lock:
-    """An exclusive lock between processes on a small file, which also keeps a number.
+    """A lock between processes on a small file, which also keeps a number: exclusive, or shared with other shared ones.
 
     flock belongs to the open file, which forked workers inherit and could hold on to after the death of the process
     that locked it; so they close it at birth. The system releases the lock of a process that dies.
@@ -252,14 +252,14 @@ class Lock:
         self._flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         self._descriptor: int | None = None
 
-    def acquire(self, seconds: float) -> bool:
+    def acquire(self, seconds: float, shared: bool = False) -> bool:
         """True if the lock was free within `seconds`. OSError if its file cannot be opened for writing, or
         is missing and not to be created."""
         descriptor = os.open(self.path, self._flags, 0o600)
         deadline = time.monotonic() + seconds
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     os.close(descriptor)

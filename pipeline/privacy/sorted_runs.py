@@ -4,8 +4,8 @@ A run is one file of canonical rows in the order of their record ids: a magic nu
 facts (JSON: row count, drop counts, whatever the caller adds), an index of where each 12-bit prefix of the ids begins,
 the keys (`batches.KEYS`), then the texts. A *bucket* is a range of ids, 1/2^bits of them all; reading a bucket of all
 runs takes only the memory of that bucket. Runs hold true labels: they live in an owner-only folder and are removed with
-it. They are renamed into place when they are whole, and not forced to the disk: who resumes after the machine went
-down starts again (`boot_id`).
+it. They are renamed into place when they are whole. One machine does not force them to the disk: who resumes after it
+went down starts again (`boot_id`).
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Run:
         return array
 
 
-def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
-    """Write a run in one step. facts: JSON types, kept with it."""
+def write_run(path: Path, rows: Canonical, durable: bool, **facts: Any) -> Run:
+    """Write a run in one step. durable: it is on the disk before it has its name. facts: JSON types, kept with it."""
     facts = {"rows": len(rows.keys), "identical": rows.identical, "empty": rows.empty, **facts}
     text = json.dumps(facts).encode()
     prefix = (rows.keys["id"][:, 0] >> np.uint64(64 - PREFIX_BITS)).astype(np.uint32)
     index = np.searchsorted(prefix, np.arange((1 << PREFIX_BITS) + 1)).astype(np.uint32)
     parts: list[Any] = [_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob]
-    with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb") as file:
+    with new_file(path, 0o600, durable=durable) as temporary, temporary.open("wb") as file:
         for part in parts:
             file.write(part)
     return Run(path, facts, _HEAD.size + len(text))
