@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from private_rlhf.api import load_recipe, run
     from private_rlhf.core.noise import LabelNoise
     from private_rlhf.data.release import read_release
+    from private_rlhf.data.tables import canonicalize, release
     from private_rlhf.data.verify import verify_release
     from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
     from private_rlhf.privacy.label_lists import privatize
@@ -33,36 +34,24 @@ _MODULES = {
     "RandomizedResponse": "privacy.mechanism",
     "RewardScorer": "reward_models.scorer",
     "Sampling": "lm.generate",
+    "canonicalize": "data.tables",
     "fit_head": "reward_models.head",
     "gibbs_weights": "reward_models.gibbs",
     "load_recipe": "api",
     "private_likelihood_loss": "reward_models.losses",
     "privatize": "privacy.label_lists",
     "read_release": "data.release",
+    "release": "data.tables",
     "run": "api",
     "sample_key": "lm.generate",
     "sample_responses": "lm.generate",
     "verify_release": "data.verify",
 }
 __all__ = [
-    "LabelNoise",
-    "PpoConfig",
-    "PpoTrainer",
-    "PrivateRewardTrainer",
-    "RandomizedResponse",
-    "RewardScorer",
-    "Sampling",
-    "fit_head",
-    "gibbs_weights",
-    "load_recipe",
-    "private_likelihood_loss",
-    "privatize",
-    "read_release",
-    "run",
-    "sample_key",
-    "sample_responses",
-    "verify_release",
-]
+    "LabelNoise", "PpoConfig", "PpoTrainer", "PrivateRewardTrainer", "RandomizedResponse", "RewardScorer",
+    "Sampling", "canonicalize", "fit_head", "gibbs_weights", "load_recipe", "private_likelihood_loss",
+    "privatize", "read_release", "release", "run", "sample_key", "sample_responses", "verify_release",
+]  # fmt: skip
 
 # Where bitsandbytes is installed peft imports it, and on some CPUs every process would begin with its advice to install
 # a 4-bit kernel: one without a gradient, which is not used here (`private_rlhf.lm.models.keep_differentiable`).

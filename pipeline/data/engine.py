@@ -62,7 +62,7 @@ from private_rlhf.privacy.sorted_runs import (
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 UNLEVELLED = [name for name in ENTRY.names or () if name != "level"]
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
-_PER_ROW = 5  # strings of a row in a bucket: header, prompt, low, high, extra
+PER_ROW = 5  # strings of a row in a bucket: header, prompt, low, high, extra
 
 
 @dataclass(frozen=True)
@@ -417,13 +417,13 @@ def _tables(job: ShardJob, bucket: Bucket, labels: Signs) -> Iterator[pa.Table]:
     chosen_is_lower = (labels == 1) == a_is_lower(bucket.keys)
     for start in range(0, len(labels), ROWS_PER_GROUP):
         part = slice(start, start + ROWS_PER_GROUP)
-        first = bucket.order[part] * _PER_ROW
+        first = bucket.order[part] * PER_ROW
         lower = chosen_is_lower[part]
         places = (first + 1, first + np.where(lower, 2, 3), first + np.where(lower, 3, 2))
         texts = [_texts(bucket.texts, place, job.kind) for place in places]
         if job.kind == MESSAGES:
             texts = [text_array(text, job.schema.field(0).type) for text in texts]
-        beside = [_hexadecimal(bucket.keys["id"][part])]
+        beside = [hexadecimal(bucket.keys["id"][part])]
         if isinstance(job.mechanism, LevelledResponse):
             levels = np.array([level.epsilon for level in job.mechanism.levels])
             beside.append(_numbers(levels[bucket.keys["level"][part]]))
@@ -460,7 +460,8 @@ def _numbers(values: npt.NDArray[np.float64]) -> pa.Array:
     return pa.Array.from_buffers(pa.float64(), len(values), [None, pa.py_buffer(values)])
 
 
-def _hexadecimal(ids: npt.NDArray[Any]) -> pa.Array:
+def hexadecimal(ids: npt.NDArray[Any]) -> pa.Array:
+    """Record ids as texts."""
     text = _HEX[ids.astype(">u8").view(np.uint8).reshape(-1)]
     ends = np.arange(len(ids) + 1, dtype=np.int32) * 64
     return pa.Array.from_buffers(pa.string(), len(ids), [None, pa.py_buffer(ends), pa.py_buffer(text)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,9 @@ def arrow_places(places: npt.NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(np.ascontiguousarray(places))])
 
 
-def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
-    """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there.
+def canonicalize(columns: Columns, position: int, prf: Prf | None) -> Canonical:
+    """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there. prf: None
+    where the events are named later.
 
     UserError where `preferred` is neither -1 nor +1, nor 0 where ties get a coin.
     """
@@ -156,9 +158,13 @@ def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     odd = (digests[:, -1] & 1).astype(bool)
     first_is_a = swapped == odd  # response_a is the lower one unless the id is odd
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
-    _name_events(keys, digests, columns, keep, prf)
-    tied = keys["label"] == 0
-    keys["label"][tied] = tie_coins(keys[tied])
+    if prf is not None:
+        labelers, events = (
+            None if column is None else [column[row] for row in keep] for column in (columns.labelers, columns.events)
+        )
+        name_events(keys, labelers, events, prf)
+        tied = keys["label"] == 0
+        keys["label"][tied] = tie_coins(keys[tied])
     if columns.corrects is not None:
         keys["corrects"] = columns.corrects[keep]
     if columns.levels is not None:
@@ -222,22 +228,24 @@ def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDA
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, 32)
 
 
-def _name_events(keys: Keys, digests: Bytes, columns: Columns, keep: npt.NDArray[np.int64], prf: Prf) -> None:
-    """Names the events of the keys. An empty name counts as absent: a column may name only some rows' labellers."""
-    names: list[bytes] = digests.view("V32").ravel().tolist() if len(keys) else []
-    plain = [event_suffix(None, None)] * len(keys)
-    keys["root"] = _roots(prf, names, plain)
+def name_events(keys: Keys, labelers: list[str] | None, events: list[str] | None, prf: Prf) -> None:
+    """Name the events of the keys by record, labeller and event. An empty name counts as absent: a column may name only
+    some rows' labellers."""
+    names = _id_bytes(keys)
+    keys["root"] = _roots(prf, names, [event_suffix(None, None)] * len(keys))
     keys["record"] = keys["root"][:, _TAG]
-    if columns.labelers is None and columns.events is None:
+    if labelers is None and events is None:
         return
-    labelers, events = (
-        [None] * len(keys) if column is None else [column[row] or None for row in keep]
-        for column in (columns.labelers, columns.events)
-    )
-    keys["root"] = _roots(prf, names, [event_suffix(*pair) for pair in zip(labelers, events, strict=True)])
-    tags = {name: prf.block(LABELER_DOMAIN, name.encode())[:16] for name in set(labelers) if name is not None}
-    joined = b"".join(bytes(16) if name is None else tags[name] for name in labelers)
-    keys["labeler"] = np.frombuffer(joined, np.uint8).reshape(-1, 16)
+    columns = ([name or None for name in column or repeat("", len(keys))] for column in (labelers, events))
+    keys["root"] = _roots(prf, names, [event_suffix(*pair) for pair in zip(*columns, strict=True)])
+    if labelers is not None:
+        tags = {name: prf.block(LABELER_DOMAIN, name.encode())[:16] if name else bytes(16) for name in set(labelers)}
+        keys["labeler"] = np.frombuffer(b"".join([tags[name] for name in labelers]), np.uint8).reshape(-1, 16)
+
+
+def _id_bytes(keys: Keys) -> list[bytes]:
+    names: list[bytes] = keys["id"].astype(">u8").view("V32").ravel().tolist() if len(keys) else []
+    return names
 
 
 def _roots(prf: Prf, names: list[bytes], suffixes: list[bytes]) -> Bytes:
@@ -277,7 +285,7 @@ def record_tags(keys: Keys) -> Bytes:
 
 def record_tags_under(prf: Prf, keys: Keys) -> Bytes:
     """`record_tags` as another key names the records: (n, 16)."""
-    names: list[bytes] = keys["id"].astype(">u8").view("V32").ravel().tolist() if len(keys) else []
+    names = _id_bytes(keys)
     roots = _roots(prf, names, [event_suffix(None, None)] * len(names))
     return np.concatenate([_first_byte(keys), roots[:, _TAG]], axis=1)
 

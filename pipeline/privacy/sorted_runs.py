@@ -155,17 +155,18 @@ def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     if rows.left_out is not None:
         tags = event_tags(ranked).view("S16").reshape(-1)
         keep &= ~np.isin(tags, np.fromfile(rows.left_out, "S16"))
-    flat = _strings(keys, [data for _, data in parts]) if texts else None
+    flat = strings_of(keys, [data for _, data in parts]) if texts else None
     return Bucket(ranked[keep], int((inside & ~leading).sum()), order[keep], flat)
 
 
-def _strings(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8]]) -> pa.Array:
+def strings_of(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8] | pa.Buffer]) -> pa.Array:
+    """The texts of rows that lie in these blobs one after another: header, prompt, low, high, extra of each."""
     lengths = np.empty((len(keys), 1 + keys["lengths"].shape[1]), np.int64)
     lengths[:, 0] = HEADER_BYTES
     lengths[:, 1:] = keys["lengths"]
     offsets = np.zeros(lengths.size + 1, np.int64)
     np.cumsum(lengths.ravel(), out=offsets[1:])
-    blob = np.concatenate(blobs) if blobs else np.zeros(0, np.uint8)
+    blob = np.concatenate([np.frombuffer(each, np.uint8) for each in blobs]) if blobs else np.zeros(0, np.uint8)
     return pa.Array.from_buffers(pa.large_binary(), lengths.size, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
 
 

@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SIGNATURES = {
     "privatize": ["labels", "epsilon", "key", "ids"],
+    "canonicalize": ["batch", "labeler_column", "event_column"],
+    "release": ["sorted_batch", "key", "epsilon"],
     "read_release": ["directory"],
     "verify_release": ["folder", "signer", "as_published"],
     "load_recipe": ["path", "overrides"],

@@ -1,0 +1,113 @@
+"""The two halves of a release as pure functions on Arrow tables, for engines that divide and sort rows themselves.
+
+No file, store or ledger is read or written: nothing counts ε here, and nothing stops a label that changed from being
+drawn again. `private-rlhf privatize` keeps a ledger and writes a release.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.engine import PER_ROW, hexadecimal
+from private_rlhf.data.formats import explicit_text
+from private_rlhf.data.layout import Layout
+from private_rlhf.data.release import release_schema
+from private_rlhf.data.sources import batch_rows
+from private_rlhf.privacy import batches
+from private_rlhf.privacy.keys import PrivacyKey, load_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.sorted_runs import strings_of
+
+CANONICAL = pa.schema(
+    [
+        *((name, pa.string()) for name in ("record_id", "prompt", "response_a", "response_b", "labeler", "event")),
+        ("label", pa.int8()),
+        ("position", pa.int64()),
+    ]
+)
+"""Columns of canonical rows. They hold true labels: whatever carries them is for the owner only."""
+
+
+def canonicalize(
+    batch: pa.Table | pa.RecordBatch, labeler_column: str | None = None, event_column: str | None = None
+) -> pa.Table:
+    """Put pairs into an order that does not depend on their labels, and name them; needs no key.
+
+    Args:
+        batch: texts `prompt`, `chosen`, `rejected`, and whole numbers `position` that rise in the order of the input.
+        labeler_column, event_column: columns of texts that say who gave the label, and which of their answers it is.
+
+    Returns:
+        `record_id`, `prompt`, `response_a`, `response_b`, `labeler`, `event`, `label` (+1 if response_a was preferred)
+        and `position`. Pairs of two equal responses, and pairs with an empty text, are left out.
+
+    Raises:
+        UserError: a column is missing, or a row is no pair of texts.
+    """
+    table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+    numbered = "position" in table.schema.names and table["position"]
+    if not numbered or not pa.types.is_integer(numbered.type) or numbered.null_count:
+        raise UserError("position must be a column of whole numbers, got another or none: number the rows of the input")
+    layout = Layout(Options(labeler_column, event_column, fold_names=True), explicit_text)
+    columns = layout.fast_columns(table)
+    if columns is None:
+        columns = layout.row_columns(batch_rows(table, 0), "batch, row")
+    rows = batches.canonicalize(columns, 0, None)
+    places = batches.arrow_places(rows.keys["position"].astype(np.int64))
+    texts, first = strings_of(rows.keys, [rows.blob]).view(pa.large_string()), np.arange(len(places)) * PER_ROW
+    lower = batches.a_is_lower(rows.keys)
+    found = {
+        "record_id": hexadecimal(rows.keys["id"]),
+        "prompt": texts.take(batches.arrow_places(first + 1)),
+        "response_a": texts.take(batches.arrow_places(first + np.where(lower, 2, 3))),
+        "response_b": texts.take(batches.arrow_places(first + np.where(lower, 3, 2))),
+        "labeler": pa.array(columns.labelers or [""] * len(table), pa.string()).take(places),
+        "event": pa.array(columns.events or [""] * len(table), pa.string()).take(places),
+        "label": pa.array(rows.keys["label"].tolist(), pa.int8()),
+        "position": numbered.take(places),
+    }
+    return pa.table(found).cast(CANONICAL)
+
+
+def release(sorted_batch: pa.Table, key: PrivacyKey | str | Path, epsilon: float) -> pa.Table:
+    """Randomise the labels of canonical rows, at `epsilon`-label-LDP: rows of a release, in its order.
+
+    The same rows, key and ε give the same labels, and labels at several ε cost the largest of them together. Of rows
+    with one record, labeller and event the first by `position` stays.
+
+    Args:
+        sorted_batch: what `canonicalize` returned, with all rows of each record id that it has any row of.
+        key: a key, or the path of a file that `private-rlhf keygen` made.
+        epsilon: finite, above 0; smaller is more private.
+
+    Returns:
+        `prompt`, `chosen` (what the private label prefers), `rejected`, `record_id`.
+
+    Raises:
+        UserError: an invalid ε or label, or a missing key file.
+    """
+    mechanism, prf = RandomizedResponse(epsilon), (key if isinstance(key, PrivacyKey) else load_key(key)).prf
+    if sorted_batch.schema.names != CANONICAL.names:
+        raise UserError(f"sorted_batch must hold {', '.join(CANONICAL.names)}: give what canonicalize returned")
+    rows = sorted_batch.combine_chunks()
+    keys = np.zeros(len(rows), batches.KEYS)
+    keys["id"] = np.frombuffer(bytes.fromhex("".join(rows["record_id"].to_pylist())), ">u8").reshape(-1, 4)
+    for name in ("label", "position"):
+        keys[name] = rows[name].to_pylist()
+    batches.name_events(keys, rows["labeler"].to_pylist(), rows["event"].to_pylist(), prf)
+    order = batches.event_order(keys)
+    order = order[batches.first_of_each(keys[order])]
+    prefers_b = batches.release_labels(mechanism, prf, keys[order]) == -1
+    responses = pa.chunked_array([*rows["response_a"].chunks, *rows["response_b"].chunks], pa.string())
+    kept, chosen, rejected = (
+        batches.arrow_places(places)
+        for places in (order, order + len(rows) * prefers_b, order + len(rows) * ~prefers_b)
+    )
+    pair = [responses.take(places) for places in (chosen, rejected)]
+    return pa.table(
+        [rows["prompt"].take(kept), *pair, rows["record_id"].take(kept)], schema=release_schema("standard")
+    )

@@ -1,0 +1,68 @@
+"""The two functions on tables: the rows of a release, however the rows were divided on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from private_rlhf import canonicalize, release
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.declared_columns import Options
+
+PEOPLE = Options(labeler_column="who", event_column="which")
+
+
+def table_of(rows: int) -> pa.Table:
+    """With copies under other names, contradicting copies, ties, blanks, and names that are spelt twice or empty."""
+    texts = [("p", "a", "b"), ("p", "b", "a"), ("p", "a", "a"), (" ", "a", "b"), ("é", "\u2028", "x")]
+    found = []
+    for i in range(rows):
+        prompt, chosen, rejected = texts[i % 5] if i % 3 else (f"p{i % 50}", "a", "b")
+        who, which = ("", "Ann", "ann ", "bob")[i % 4], str(i % 2 or "")
+        found.append({"prompt": prompt, "chosen": chosen, "rejected": rejected, "who": who, "which": which})
+    return pa.Table.from_pylist([row | {"position": place} for place, row in enumerate(found)])
+
+
+@pytest.mark.parametrize("parts", [1, 7, 64])
+def test_parts_give_the_rows_of_one_process(tmp_path: Path, key: Path, parts: int) -> None:
+    table = table_of(600)
+    pq.write_table(table, tmp_path / "train.parquet")
+    privatize_source(Request(str(tmp_path / "train.parquet"), tmp_path / "out", 1.0, key, options=PEOPLE))
+    expected = pq.read_table(tmp_path / "out" / "part-00000.parquet")
+    mapped = pa.concat_tables(canonicalize(table[part::parts], "who", "which") for part in reversed(range(parts)))
+    groups: dict[int, list[int]] = {part: [] for part in range(parts)}
+    for place, name in enumerate(mapped["record_id"].to_pylist()):
+        groups[int(name, 16) * parts >> 256].append(place)
+    found = [release(mapped.take(pa.array(places, pa.int64())), key, 1.0) for places in groups.values()]
+    assert pa.concat_tables(found).combine_chunks().equals(expected.combine_chunks())
+    assert len(expected) > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": None}, "position must be a column of whole numbers, got another or none"),
+        ({"position": "a"}, "position must be a column of whole numbers, got another or none"),
+        ({"chosen": None}, "batch, row 1: one of 'chosen'/'rejected' is null"),
+        ({"chosen": "<|im_end|>"}, "batch, row 1: holds"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_refused(change: dict[str, Any], message: str) -> None:
+    row = {"prompt": "p", "chosen": "a", "rejected": "b", "position": 0}
+    with pytest.raises(UserError, match=message):
+        canonicalize(pa.Table.from_pylist([row | change]))
+
+
+def test_rows_of_something_else_are_refused(key: Path) -> None:
+    with pytest.raises(UserError, match="sorted_batch must hold record_id, prompt, response_a"):
+        release(table_of(5), key, 1.0)
+    rows = canonicalize(table_of(5))
+    with pytest.raises(UserError, match="epsilon"):
+        release(rows, key, 0.0)
+    wrong = rows.set_column(rows.schema.names.index("label"), "label", pa.array([0] * len(rows), pa.int8()))
+    with pytest.raises(UserError, match="label"):
+        release(wrong, key, 1.0)
