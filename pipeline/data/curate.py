@@ -29,13 +29,12 @@ from private_rlhf.data.chunks import CHUNK_BYTES, Chunk, cut
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.engine import (
     Events,
-    KeyFile,
-    KeyInHand,
     ShardJob,
     extra_fields,
     finished_runs,
     gather_events,
     gather_pieces,
+    key_loader,
     spill,
     write_bucket,
 )
@@ -99,11 +98,6 @@ class Workspace:
     pool: Workers
     chunk_bytes: int = CHUNK_BYTES
     shared: bool = False
-
-    @property
-    def key_file(self) -> KeyFile | KeyInHand:
-        """The way in which a task gets the key."""
-        return KeyInHand(self.key) if self.key.path is None else KeyFile.of(self.key)
 
 
 @dataclass(frozen=True)
@@ -361,7 +355,7 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
     runs: list[Run] = []
     if folder != "eval" and not opened.layout.as_it_stands:
         say(f"{opened.name}: read as {opened.layout.form}")
-    given = (opened.layout, workspace.key_file, home, workspace.shared)
+    given = (opened.layout, key_loader(workspace.key), home, workspace.shared)
     tasks = ((chunk, number, *given) for number, chunk in numbered_chunks(workspace, opened))
     with tqdm(total=opened.size or None, desc="reading", unit="B", unit_scale=True, disable=None) as bar:
         try:
@@ -534,7 +528,7 @@ def draw(
     """Randomise and write each of the 2^bits shards that is not there yet; yields its rows."""
     make_private_folder(folder)
     fields, keys = extra_fields(layout.options.columns, rows.runs), layout.options.message_keys
-    job = ShardJob(mechanism, workspace.key_file, layout.kind, fields, bits, folder, keys)
+    job = ShardJob(mechanism, key_loader(workspace.key), layout.kind, fields, bits, folder, keys)
     return workspace.pool.run(write_bucket, ((job, rows, shard) for shard in range(1 << bits)))
 
 

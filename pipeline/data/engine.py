@@ -7,9 +7,10 @@ the rows and an interrupted release goes on where it stopped. `curate` puts the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -65,36 +66,21 @@ _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).
 PER_ROW = 5  # strings of a row in a bucket: header, prompt, low, high, extra
 
 
-@dataclass(frozen=True)
-class KeyFile:
-    """A way for a worker process to get the key: it reads the file and makes sure that it is still the same key."""
-
-    path: Path
-    check: str
-
-    @classmethod
-    def of(cls, key: PrivacyKey) -> KeyFile:
-        """The reference to a key that was read from a file."""
-        assert key.path is not None
-        return cls(key.path, key.keyed_digest([b"same key"]))
-
-    def load(self) -> PrivacyKey:
-        """UserError if the file is gone or holds another key."""
-        key = load_key(self.path)
-        if key.keyed_digest([b"same key"]) != self.check:
-            raise UserError(f"{self.path}: changed while it was in use; put the first key back and run again")
-        return key
+LoadKey = Callable[[], PrivacyKey]
+"""A way for a task to get the key, which is not sent to other processes."""
 
 
-@dataclass(frozen=True)
-class KeyInHand:
-    """A key without a file (of a seed), which stays in this process."""
+def key_loader(key: PrivacyKey) -> LoadKey:
+    """Reads the key's file again; a key without one (of a seed) stays in this process."""
+    return (lambda: key) if key.path is None else partial(_load_same, key.path, key.keyed_digest([b"same key"]))
 
-    key: PrivacyKey
 
-    def load(self) -> PrivacyKey:
-        """The key."""
-        return self.key
+def _load_same(path: Path, check: str) -> PrivacyKey:
+    """UserError if the file is gone or holds another key."""
+    key = load_key(path)
+    if key.keyed_digest([b"same key"]) != check:
+        raise UserError(f"{path}: changed while it was in use; put the first key back and run again")
+    return key
 
 
 # --- map: chunks to sorted runs ---------------------------------------------------------------------------------------
@@ -115,12 +101,12 @@ def _run_path(folder: Path, number: int, part: int) -> Path:
 
 
 def spill(
-    chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHand, folder: Path, durable: bool
+    chunk: Chunk, number: int, layout: Layout, key: LoadKey, folder: Path, durable: bool
 ) -> list[Run]:
     """Turn chunk `number` into runs, unless that was done before. UserError names the first bad row."""
     if finished := finished_runs(folder, number):
         return finished
-    prf = key_file.load().prf
+    prf = key().prf
     runs: list[Run] = []
     position = number << 32
     batches = chain(read_chunk(chunk, layout), [None])  # the last one says that nothing follows
@@ -233,32 +219,21 @@ class Events:
         return [0, *accumulate(count for piece in self.pieces for count in piece.counts)]
 
     def merge(
-        self,
-        pool: Workers,
-        store: EventStore,
-        epsilon: float | tuple[float, ...],
-        into: StagedGeneration,
-        add_up: bool = False,
+        self, pool: Workers, store: EventStore, levels: Sequence[float], into: StagedGeneration, add_up: bool = False
     ) -> tuple[int, int]:
-        """Enter all events into the store at one ε, or each at that of its level; returns how many contradict their
-        stored label, and how many rename a known record (see `EventStore.merge`)."""
-        tasks = ((piece, store, epsilon, into, add_up) for piece in self.pieces)
+        """Enter all events into the store, each at the ε of its level; returns how many contradict their stored label,
+        and how many rename a known record (see `EventStore.merge`)."""
+        tasks = ((piece, store, tuple(levels), into, add_up) for piece in self.pieces)
         results = [result for some in pool.run(merge_piece, tasks) for result in some]
         return sum(result.conflicts for result in results), sum(result.renamed for result in results)
 
 
 def merge_piece(
-    piece: Piece, store: EventStore, epsilon: float | tuple[float, ...], into: StagedGeneration, add_up: bool
+    piece: Piece, store: EventStore, levels: tuple[float, ...], into: StagedGeneration, add_up: bool
 ) -> list[MergeResult]:
     """`Events.merge` for one piece."""
     return [
-        store.merge(
-            partition,
-            rows,
-            np.array(epsilon)[rows["level"]] if isinstance(epsilon, tuple) else epsilon,
-            into=into,
-            add_up=add_up,
-        )
+        store.merge(partition, rows, np.array(levels)[rows["level"]], into=into, add_up=add_up)
         for partition, rows in piece.partitions()
     ]
 
@@ -384,7 +359,7 @@ class ShardJob:
     """Facts that all shards of a release share. bits: log2 of their number. keys: of messages."""
 
     mechanism: Mechanism
-    key_file: KeyFile | KeyInHand
+    key: LoadKey
     kind: bytes
     extra: tuple[pa.Field, ...]
     bits: int
@@ -407,7 +382,7 @@ def write_bucket(job: ShardJob, rows: KeptRows, shard: int) -> int:
         return len(bucket.keys)
     labels: Signs = bucket.keys["label"]
     if not isinstance(job.mechanism, PublicLabels):
-        labels = release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)
+        labels = release_labels(job.mechanism, job.key().prf, bucket.keys)
     with new_file(target, beside=job.folder) as temporary:
         write_shard(temporary, job.schema, _tables(job, bucket, labels))
     return len(bucket.keys)

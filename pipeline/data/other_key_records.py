@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.engine import ROWS_IN_MEMORY, KeyFile
+from private_rlhf.data.engine import ROWS_IN_MEMORY, LoadKey, key_loader
 from private_rlhf.data.workers import Workers
 from private_rlhf.privacy.batches import record_tags_under
 from private_rlhf.privacy.events import Generation, as_tags, largest_total
@@ -48,16 +48,16 @@ def released_elsewhere(
 ) -> tuple[int, float]:
     """(count of the records of these rows that another key's store has as released, their largest total there)."""
     bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
-    tasks = ((parts, bits, group, KeyFile.of(key), store) for group in range(1 << min(bits, 8)))
+    tasks = ((parts, bits, group, key_loader(key), store) for group in range(1 << min(bits, 8)))
     counts, totals = zip(*pool.run(released_in_group, tasks), strict=True)
     return sum(counts), max(totals)
 
 
 def released_in_group(
-    parts: Sequence[KeptRows], bits: int, group: int, key_file: KeyFile, store: Generation
+    parts: Sequence[KeptRows], bits: int, group: int, key: LoadKey, store: Generation
 ) -> tuple[int, float]:
     """`released_elsewhere` for one group of partitions."""
-    prf, records, total = key_file.load().prf, 0, 0.0
+    prf, records, total = key().prf, 0, 0.0
     for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
         old = store.read(found[0][0])
         old = old[old["label"] != 0]

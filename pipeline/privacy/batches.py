@@ -10,8 +10,8 @@ n: rows. Keys are structured arrays of `KEYS`, one entry a row; texts of a row l
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -159,10 +159,8 @@ def canonicalize(columns: Columns, position: int, prf: Prf | None) -> Canonical:
     first_is_a = swapped == odd  # response_a is the lower one unless the id is odd
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
     if prf is not None:
-        labelers, events = (
-            None if column is None else [column[row] for row in keep] for column in (columns.labelers, columns.events)
-        )
-        name_events(keys, labelers, events, prf)
+        named = (columns.labelers, columns.events)
+        name_events(keys, *(None if column is None else [column[row] for row in keep] for column in named), prf)
         tied = keys["label"] == 0
         keys["label"][tied] = tie_coins(keys[tied])
     if columns.corrects is not None:
@@ -228,19 +226,21 @@ def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDA
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, 32)
 
 
-def name_events(keys: Keys, labelers: list[str] | None, events: list[str] | None, prf: Prf) -> None:
-    """Name the events of the keys by record, labeller and event. An empty name counts as absent: a column may name only
-    some rows' labellers."""
+def name_events(keys: Keys, people: Sequence[str] | None, answers: Sequence[str] | None, prf: Prf) -> None:
+    """Names the events of the keys: by record, labeller and event id. An empty name counts as absent: a column may name
+    only some rows' labellers."""
     names = _id_bytes(keys)
     keys["root"] = _roots(prf, names, [event_suffix(None, None)] * len(keys))
     keys["record"] = keys["root"][:, _TAG]
-    if labelers is None and events is None:
+    if people is None and answers is None:
         return
-    columns = ([name or None for name in column or repeat("", len(keys))] for column in (labelers, events))
-    keys["root"] = _roots(prf, names, [event_suffix(*pair) for pair in zip(*columns, strict=True)])
-    if labelers is not None:
-        tags = {name: prf.block(LABELER_DOMAIN, name.encode())[:16] if name else bytes(16) for name in set(labelers)}
-        keys["labeler"] = np.frombuffer(b"".join([tags[name] for name in labelers]), np.uint8).reshape(-1, 16)
+    labelers, events = (
+        [None] * len(keys) if column is None else [name or None for name in column] for column in (people, answers)
+    )
+    keys["root"] = _roots(prf, names, [event_suffix(*pair) for pair in zip(labelers, events, strict=True)])
+    tags = {name: prf.block(LABELER_DOMAIN, name.encode())[:16] for name in set(labelers) if name is not None}
+    joined = b"".join(bytes(16) if name is None else tags[name] for name in labelers)
+    keys["labeler"] = np.frombuffer(joined, np.uint8).reshape(-1, 16)
 
 
 def _id_bytes(keys: Keys) -> list[bytes]:

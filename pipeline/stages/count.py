@@ -22,6 +22,7 @@ from private_rlhf.data.raw_source import RawSource, split_rows
 from private_rlhf.evaluation.rates import LONGER, counted_rates, read_decisions, spread
 from private_rlhf.privacy import counts as privacy_counts
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
+from private_rlhf.privacy.mechanism import MOST_LEVELS
 from private_rlhf.privacy.prf import frame
 from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
@@ -76,7 +77,7 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
         plan = ReleasePlan(bare_name(recipe.data.preferences), epsilon, len(events), identity, "counts")
         with ledger.reserve(plan, raw.budget()) as reservation:
             if not reservation.already and any(
-                events.merge(workspace.pool, ledger.store, KNOWN_ALREADY, reservation.generation)
+                events.merge(workspace.pool, ledger.store, [KNOWN_ALREADY] * MOST_LEVELS, reservation.generation)
             ):
                 raise raw.changed()
             reservation.written()

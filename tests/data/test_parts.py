@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
-from private_rlhf.data import curate, engine
+from private_rlhf.data import curate, engine, release
 from private_rlhf.data.curate import Request, privatize_source, release_step
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.privacy.keys import Lock, load_key
@@ -25,10 +27,10 @@ from support.other_machines import copy_key, move_to
 ROWS, PER_SHARD = 2000, 128
 
 
-def rows_of(count: int) -> list[dict[str, Any]]:
+def rows_of(end: int, start: int = 0) -> list[dict[str, Any]]:
     """Of ten people; every seventh row is a copy of a far earlier one, with the other label."""
     rows = []
-    for i in range(count):
+    for i in range(start, end):
         text = i // 2 if i % 7 == 0 else i
         first, second = (f"yes {text}", f"no {text}")[:: -1 if i % 7 == 0 else 1]
         rows.append({"prompt": f"Say {text}.", "chosen": first, "rejected": second, "who": f"w{text % 10}"})
@@ -249,3 +251,26 @@ def test_the_command_takes_the_steps(request_of: Request, capsys: pytest.Capture
 def test_a_step_is_one_of_several(request_of: Request, step: str) -> None:
     with pytest.raises(UserError, match=r"--step must be map:i/N, reduce:j/M or finish with i from 1 to N, got"):
         release_step(request_of, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1_000_000, 10_000_000])
+def test_many_rows(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Real shards and chunks; the tasks run by two processes at a time."""
+    monkeypatch.setattr(curate, "ROWS_PER_SHARD", release.ROWS_PER_SHARD)
+    monkeypatch.setattr(engine, "ROWS_IN_MEMORY", 131_072)
+    data = tmp_path / "train.jsonl"
+    with data.open("w") as file:
+        for start in range(0, count, 1000):
+            rows = rows_of(start + 1000, start)
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+    one = Request(str(data), tmp_path / "one", 1.0, key, options=Options(labeler_column="who"))
+    parts = at(one, "parts")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as tasks:
+        for step in ("map", "reduce"):
+            list(tasks.map(partial(release_step, replace(parts, workers=1)), [f"{step}:{i}/7" for i in range(1, 8)]))
+    release_step(parts, "finish")
+    privatize_source(one)
+    names = {path.name for path in parts.output.iterdir()}
+    assert names == {path.name for path in one.output.iterdir()}
+    assert sorted(filecmp.cmpfiles(parts.output, one.output, names, shallow=False)[0]) == sorted(names)

@@ -140,13 +140,13 @@ LAW = (
         (
             Edit(
                 ENGINE,
-                "    prf = key_file.load().prf\n    runs: list[Run] = []\n",
+                "    prf = key().prf\n    runs: list[Run] = []\n",
                 "    from private_rlhf.privacy.keys import insecure_seed_key\n\n"
                 "    prf = insecure_seed_key(42).prf\n    runs: list[Run] = []\n",
             ),
             Edit(
                 ENGINE,
-                "release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)",
+                "release_labels(job.mechanism, job.key().prf, bucket.keys)",
                 "release_labels(job.mechanism, __import__('private_rlhf.privacy.keys', fromlist=['keys'])"
                 ".insecure_seed_key(42).prf, bucket.keys)",
             ),
@@ -162,7 +162,7 @@ LAW = (
             _after(
                 ENGINE,
                 _SHARD,
-                '    again, other = bucket.keys.copy(), Prf(job.key_file.load().prf.digest([b"again"]))\n'
+                '    again, other = bucket.keys.copy(), Prf(job.key().prf.digest([b"again"]))\n'
                 '    blocks = other.blocks(b"label event/v2", map(bytes, again["root"]))\n'
                 '    again["root"] = np.frombuffer(blocks, np.uint8).reshape(-1, 48)\n'
                 "    twice = _tables(job, bucket, release_labels(job.mechanism, other, again))\n"
