@@ -287,12 +287,12 @@ def privatize(
     options = Options(*beside, format=shape, message_keys=tuple(keys.split(",")) if keys else (), **stated)
     limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
     flags = (bool(add_up), max_events, workers, bool(add_up_keys), bool(levels_before))
-    request = Request(rows, folder, epsilon, key_file, split, source, options, limit, *flags)
+    request = Request(rows, folder, epsilon, key_file, split, source, options, limit, *flags, step=step)
     head = summary_of(rows, split, options, HEAD_ROWS)
     if sys.stderr.isatty():  # for people; a program that reads the messages gets one line
         print_lines(*head.lines(), file=sys.stderr)
     head.check(bool(odd))
-    print_lines(release_step(request, step))
+    print_lines(release_step(request))
 
 
 @app.command()

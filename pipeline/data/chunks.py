@@ -116,7 +116,8 @@ def read_chunk(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
     """The chunk's rows as columns, one batch or (large row groups) several. UserError names the first bad row."""
     if chunk.unit == "line":
         data = chunk.lines if chunk.lines is not None else _bytes_of(chunk)
-        columns = _fast_lines(data, layout) if layout.fast else None
+        table = _arrow_lines(data, layout.wanted) if layout.fast else None
+        columns = layout.fast_columns(table) if table is not None else None
         yield columns if columns is not None else _slow_lines(chunk, data, layout)
     elif chunk.rows is not None:
         yield layout.row_columns(chunk.rows, f"{chunk.name}, {chunk.unit}")
@@ -152,17 +153,6 @@ def _lines_before(chunk: Chunk) -> int:
     return count
 
 
-def _fast_lines(data: bytes, layout: Layout) -> Columns | None:
-    """Arrow's reading of JSON lines, or None where it could differ from the row reader's.
-
-    Every line must be `{...}` from the first byte to the last: between two lines `}` and `{` cannot both stand inside
-    one object, so each line holds whole objects, and as many rows as lines means one each. Numbers for text, nulls,
-    missing and double columns, two spellings of one column, bad escapes and bad UTF-8 all lead to None.
-    """
-    table = _arrow_lines(data, layout.wanted)
-    return layout.fast_columns(table) if table is not None else None
-
-
 def _key_names(data: bytes) -> set[str]:
     """The names that JSON lines give to values, with texts that look like one: those of the first line, and others
     whose end (a quote, a colon) no name of the first line has."""
@@ -175,6 +165,12 @@ def _key_names(data: bytes) -> set[str]:
 
 
 def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
+    """Arrow's reading of JSON lines, or None where it could differ from the row reader's.
+
+    Every line must be `{...}` from the first byte to the last: between two lines `}` and `{` cannot both stand inside
+    one object, so each line holds whole objects, and as many rows as lines means one each. Numbers for text, nulls,
+    missing and double columns, two spellings of one column, bad escapes and bad UTF-8 all lead to None.
+    """
     body = data[:-1] if data.endswith(b"\n") else data
     array = np.frombuffer(body, np.uint8)
     breaks = np.flatnonzero(array == 10)

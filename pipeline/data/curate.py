@@ -145,7 +145,7 @@ class LedgerEntry:
 class Request:
     """A release to be made. source: the name it is released under, default the data's own. workers: processes,
     default by cores and size. levels_before: its holder says that the ε of each label was set before the
-    label. chunk_bytes: as in `Workspace`. parts: other tasks read the source and drew the labels (`parts`)."""
+    label. chunk_bytes: as in `Workspace`. step: of several (`release_step`)."""
 
     data: str
     output: Path
@@ -161,7 +161,7 @@ class Request:
     add_up_keys: bool = False
     levels_before: bool = False
     chunk_bytes: int = CHUNK_BYTES
-    parts: bool = False
+    step: str | None = None
 
     @property
     def mechanism(self) -> RandomizedResponse | LevelledResponse:
@@ -202,22 +202,21 @@ def privatize_source(request: Request) -> str:
 
 
 @contextmanager
-def opened_source(
-    request: Request, key: PrivacyKey, fold_names: bool, task: bool = False
-) -> Iterator[tuple[OpenedSource, Workspace]]:
-    """The source and the place for its release, with what was begun of it. task: one of several is to work there."""
+def opened_source(request: Request, key: PrivacyKey, fold_names: bool) -> Iterator[tuple[OpenedSource, Workspace]]:
+    """The source and the place for its release, with what was begun of it."""
     target = Path(request.output)
     state, place = key.state.folder.resolve(), target.resolve()
     if state in (place, *place.parents):
         raise UserError(f"{target}: is in the key's state folder; choose another output folder")
     options = replace(request.options, fold_names=fold_names)
     opened = OpenedSource.open(request.data, open_source(request.data, request.split), options)
-    chunk_bytes, shared = request.chunk_bytes, request.parts or task
+    chunk_bytes, shared = request.chunk_bytes, request.step is not None
     if shared:
         chunk_bytes = max(chunk_bytes, min(opened.size >> 12, MOST_CHUNK_BYTES))
     plan = work_plan([opened], request.mechanism.epsilon, key, chunk_bytes, None if shared else boot_id())
     home = target.with_name(f".{target.name}.work")
-    folder = shared_folder(home, plan, target, last=not task) if shared else work_folder(home, plan, target)
+    last = request.step == "finish"
+    folder = shared_folder(home, plan, target, last) if shared else work_folder(home, plan, target)
     with folder as work, start_workers(request.workers or default_workers(opened.size)) as pool:
         yield opened, Workspace(key, work, pool, chunk_bytes, shared)
 
@@ -272,21 +271,22 @@ def _release(
 # --- its parts, by tasks that share the output's file system ----------------------------------------------------------
 
 
-def release_step(request: Request, step: str | None) -> str:
-    """`privatize_source`, or a step of it: "map:i/N" reads every N-th chunk from the i-th on, then "reduce:j/M" lists
-    the events of every M-th range of record ids and draws their labels, then "finish" does the rest.
+def release_step(request: Request) -> str:
+    """`privatize_source`, or the step of it that is asked for: "map:i/N" reads every N-th chunk from the i-th on, then
+    "reduce:j/M" lists the events of every M-th range of record ids and draws their labels, "finish" does the rest.
 
     Every file of a step is made whole or not at all, under a name of its own, from the source and the key: a task that
     is killed is run again, and two that do the same leave the same bytes. Only the last step opens the ledger; until it
     publishes them, what is drawn is for its owner only, as the true labels are that lie beside it.
     """
-    if step in (None, "finish"):
-        return privatize_source(replace(request, parts=step is not None))
-    part = re.fullmatch(r"(map|reduce):(\d{1,6})/(\d{1,6})", str(step), re.ASCII)
+    if request.step in (None, "finish"):
+        return privatize_source(request)
+    part = re.fullmatch(r"(map|reduce):(\d{1,6})/(\d{1,6})", str(request.step), re.ASCII)
     if part is None or not 1 <= int(part[2]) <= int(part[3]):
-        raise UserError(f"--step must be map:i/N, reduce:j/M or finish with i from 1 to N, got {step!r}: e.g. map:3/7")
+        got = f"got {request.step!r}: for example map:3/7"
+        raise UserError(f"--step must be map:i/N, reduce:j/M or finish with i from 1 to N, {got}")
     key = load_key(request.key_file)
-    with refusals(request.output), opened_source(request, key, True, task=True) as (opened, workspace):
+    with refusals(request.output), opened_source(request, key, fold_names=True) as (opened, workspace):
         own = replace(workspace, pool=workspace.pool.part(int(part[2]), int(part[3])))
         if part[1] == "map":
             read(own, opened)
@@ -296,7 +296,7 @@ def release_step(request: Request, step: str | None) -> str:
             made = drawn_folder(own, bits_before(rows), rows)
             deque(gather_pieces(own.pool, [rows], own.work / EVENTS, keep=True), maxlen=0)
             deque(draw(own, rows, opened.layout, request.mechanism, bits_before(rows), made), maxlen=0)
-    return f"{request.output}: {step} is done"
+    return f"{request.output}: {request.step} is done"
 
 
 def check_read(workspace: Workspace, opened: OpenedSource) -> None:

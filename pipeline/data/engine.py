@@ -398,7 +398,7 @@ def _tables(job: ShardJob, bucket: Bucket, labels: Signs) -> Iterator[pa.Table]:
         texts = [_texts(bucket.texts, place, job.kind) for place in places]
         if job.kind == MESSAGES:
             texts = [text_array(text, job.schema.field(0).type) for text in texts]
-        beside = [hexadecimal(bucket.keys["id"][part])]
+        beside = [_hexadecimal(bucket.keys["id"][part])]
         if isinstance(job.mechanism, LevelledResponse):
             levels = np.array([level.epsilon for level in job.mechanism.levels])
             beside.append(_numbers(levels[bucket.keys["level"][part]]))
@@ -435,8 +435,7 @@ def _numbers(values: npt.NDArray[np.float64]) -> pa.Array:
     return pa.Array.from_buffers(pa.float64(), len(values), [None, pa.py_buffer(values)])
 
 
-def hexadecimal(ids: npt.NDArray[Any]) -> pa.Array:
-    """Record ids as texts."""
+def _hexadecimal(ids: npt.NDArray[Any]) -> pa.Array:
     text = _HEX[ids.astype(">u8").view(np.uint8).reshape(-1)]
     ends = np.arange(len(ids) + 1, dtype=np.int32) * 64
     return pa.Array.from_buffers(pa.string(), len(ids), [None, pa.py_buffer(ends), pa.py_buffer(text)])

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.engine import PER_ROW, hexadecimal
+from private_rlhf.data.engine import PER_ROW
 from private_rlhf.data.formats import explicit_text
 from private_rlhf.data.layout import Layout
 from private_rlhf.data.release import release_schema
@@ -61,7 +61,7 @@ def canonicalize(
     texts, first = strings_of(rows.keys, [rows.blob]).view(pa.large_string()), np.arange(len(places)) * PER_ROW
     lower = batches.a_is_lower(rows.keys)
     found = {
-        "record_id": hexadecimal(rows.keys["id"]),
+        "record_id": pa.array([name.hex() for name in batches.id_bytes(rows.keys)], pa.string()),
         "prompt": texts.take(batches.arrow_places(first + 1)),
         "response_a": texts.take(batches.arrow_places(first + np.where(lower, 2, 3))),
         "response_b": texts.take(batches.arrow_places(first + np.where(lower, 3, 2))),
@@ -103,11 +103,9 @@ def release(sorted_batch: pa.Table, key: PrivacyKey | str | Path, epsilon: float
     order = order[batches.first_of_each(keys[order])]
     prefers_b = batches.release_labels(mechanism, prf, keys[order]) == -1
     responses = pa.chunked_array([*rows["response_a"].chunks, *rows["response_b"].chunks], pa.string())
-    kept, chosen, rejected = (
-        batches.arrow_places(places)
-        for places in (order, order + len(rows) * prefers_b, order + len(rows) * ~prefers_b)
+    kept = batches.arrow_places(order)
+    chosen, rejected = (
+        responses.take(batches.arrow_places(order + len(rows) * is_b)) for is_b in (prefers_b, ~prefers_b)
     )
-    pair = [responses.take(places) for places in (chosen, rejected)]
-    return pa.table(
-        [rows["prompt"].take(kept), *pair, rows["record_id"].take(kept)], schema=release_schema("standard")
-    )
+    columns = [rows["prompt"].take(kept), chosen, rejected, rows["record_id"].take(kept)]
+    return pa.table(columns, schema=release_schema("standard"))

@@ -229,7 +229,7 @@ def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDA
 def name_events(keys: Keys, people: Sequence[str] | None, answers: Sequence[str] | None, prf: Prf) -> None:
     """Names the events of the keys: by record, labeller and event id. An empty name counts as absent: a column may name
     only some rows' labellers."""
-    names = _id_bytes(keys)
+    names = id_bytes(keys)
     keys["root"] = _roots(prf, names, [event_suffix(None, None)] * len(keys))
     keys["record"] = keys["root"][:, _TAG]
     if people is None and answers is None:
@@ -243,7 +243,8 @@ def name_events(keys: Keys, people: Sequence[str] | None, answers: Sequence[str]
     keys["labeler"] = np.frombuffer(joined, np.uint8).reshape(-1, 16)
 
 
-def _id_bytes(keys: Keys) -> list[bytes]:
+def id_bytes(keys: Keys) -> list[bytes]:
+    """The record ids, of 32 bytes each."""
     names: list[bytes] = keys["id"].astype(">u8").view("V32").ravel().tolist() if len(keys) else []
     return names
 
@@ -285,7 +286,7 @@ def record_tags(keys: Keys) -> Bytes:
 
 def record_tags_under(prf: Prf, keys: Keys) -> Bytes:
     """`record_tags` as another key names the records: (n, 16)."""
-    names = _id_bytes(keys)
+    names = id_bytes(keys)
     roots = _roots(prf, names, [event_suffix(None, None)] * len(names))
     return np.concatenate([_first_byte(keys), roots[:, _TAG]], axis=1)
 

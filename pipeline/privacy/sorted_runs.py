@@ -104,11 +104,6 @@ class KeptRows:
     without: KeptRows | None = None
     left_out: Path | None = None
 
-    def prefixes(self) -> tuple[int, int]:
-        """The 12-bit prefixes [first, end) that the ids can have."""
-        first, last = _prefix(self.low), _prefix(self.high) if self.high else (1 << PREFIX_BITS) - 1
-        return first, last + 1
-
     def inside(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Mask of the keys, in the order of their ids, that lie between the bounds."""
         mask = np.ones(len(keys), bool)
@@ -142,8 +137,8 @@ class Bucket:
 def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     """Merge one bucket of all runs; of rows with the same record and event the first in the input is kept."""
     width = 1 << PREFIX_BITS - bits
-    first, end = rows.prefixes()
-    first, end = max(first, bucket * width), min(end, (bucket + 1) * width)
+    first = max(_prefix(rows.low), bucket * width)
+    end = min(_prefix(rows.high or b"\xff\xff") + 1, (bucket + 1) * width)
     parts = [run.read(first, end, texts) for run in rows.runs] if first < end else []
     keys = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, KEYS)
     order = event_order(keys)

@@ -18,7 +18,7 @@ import pytest
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import curate, engine, release
-from private_rlhf.data.curate import Request, privatize_source, release_step
+from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.privacy.keys import Lock, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
@@ -62,6 +62,10 @@ def in_parts(request: Request, maps: int, reduces: int) -> str:
     for number in range(1, reduces + 1):
         release_step(request, f"reduce:{number}/{reduces}")
     return release_step(request, "finish")
+
+
+def release_step(request: Request, step: str) -> str:
+    return curate.release_step(replace(request, step=step))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -139,8 +143,7 @@ def killed(function):
 owner = curate if hasattr(curate, at) else engine
 setattr(owner, at, killed(getattr(owner, at)))
 options = Options(labeler_column="who")
-request = Request(data, Path(output), 1.0, Path(key), options=options, chunk_bytes=8000)
-release_step(request, step)
+release_step(Request(data, Path(output), 1.0, Path(key), options=options, chunk_bytes=8000, step=step))
 """
 
 

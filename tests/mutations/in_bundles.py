@@ -72,7 +72,7 @@ ORDER = (
                 '        lower_wins = (bucket.keys["label"][part] == 1) == a_is_lower(bucket.keys[part])\n'
                 "        ids[:, 3] = ids[:, 3] & ~np.uint64(1) | lower_wins.astype(np.uint64)\n",
             ),
-            Edit(ENGINE, 'hexadecimal(bucket.keys["id"][part])', "hexadecimal(ids)"),
+            Edit(ENGINE, '_hexadecimal(bucket.keys["id"][part])', "_hexadecimal(ids)"),
         ),
         tests=(f"{WHOLE}::test_the_bytes_and_the_refusals_of_the_plain_way",),
     ),
