@@ -228,9 +228,7 @@ def _release(
     opened: OpenedSource,
     workspace: Workspace,
 ) -> ReleaseManifest:
-    if workspace.shared:
-        check_read(workspace, opened)
-    rows = KeptRows(read(workspace, opened))
+    rows = rows_of(workspace, opened)
     if workspace.shared and not occupied(Path(request.output)):
         check_drawn(workspace, rows)
     (rows,), events, cap = capped(workspace, ledger, [rows], request.max_events)
@@ -291,26 +289,25 @@ def release_step(request: Request) -> str:
         if part[1] == "map":
             read(own, opened)
         else:
-            check_read(workspace, opened)
-            rows = KeptRows(read(workspace, opened))
-            made = drawn_folder(own, bits_before(rows), rows)
+            rows = rows_of(workspace, opened)
             deque(gather_pieces(own.pool, [rows], own.work / EVENTS, keep=True), maxlen=0)
-            deque(draw(own, rows, opened.layout, request.mechanism, bits_before(rows), made), maxlen=0)
+            deque(draw(own, rows, opened.layout, request.mechanism, bits_before(rows)), maxlen=0)
     return f"{request.output}: {request.step} is done"
 
 
-def check_read(workspace: Workspace, opened: OpenedSource) -> None:
-    """PartMissing unless every chunk was read."""
-    done = [bool(finished_runs(workspace.work, number)) for number, _ in numbered_chunks(workspace, opened)]
-    if not all(done):
-        raise PartMissing(f"{done.count(False)} of {len(done)} chunks are not read: run the map steps again")
+def rows_of(workspace: Workspace, opened: OpenedSource) -> KeptRows:
+    """All rows of the source. PartMissing where tasks share the reading, and one of them did not do its own."""
+    if workspace.shared:
+        done = [bool(finished_runs(workspace.work, number)) for number, _ in numbered_chunks(workspace, opened)]
+        if not all(done):
+            raise PartMissing(f"{done.count(False)} of {len(done)} chunks are not read: run the map steps again")
+    return KeptRows(read(workspace, opened))
 
 
 def check_drawn(workspace: Workspace, rows: KeptRows) -> None:
     """PartMissing unless every shard is drawn; a task lists its events before."""
     bits = bits_before(rows)
-    folder = drawn_folder(workspace, bits, rows)
-    done = [(folder / shard_name(shard)).exists() for shard in range(1 << bits)]
+    done = [(drawn_folder(workspace, bits, rows) / shard_name(shard)).exists() for shard in range(1 << bits)]
     if not all(done):
         raise PartMissing(f"{done.count(False)} of {len(done)} shards are not drawn: run the reduce steps again")
 
@@ -523,9 +520,10 @@ def drawn_folder(workspace: Workspace, bits: int, rows: KeptRows) -> Path:
 
 
 def draw(
-    workspace: Workspace, rows: KeptRows, layout: Layout, mechanism: Mechanism, bits: int, folder: Path
+    workspace: Workspace, rows: KeptRows, layout: Layout, mechanism: Mechanism, bits: int, made: Path | None = None
 ) -> Iterator[int]:
     """Randomise and write each of the 2^bits shards that is not there yet; yields its rows."""
+    folder = made or drawn_folder(workspace, bits, rows)
     make_private_folder(folder)
     fields, keys = extra_fields(layout.options.columns, rows.runs), layout.options.message_keys
     job = ShardJob(mechanism, key_loader(workspace.key), layout.kind, fields, bits, folder, keys)

@@ -420,15 +420,10 @@ def _texts(flat: pa.Array, places: npt.NDArray[np.int64], kind: bytes) -> Any:
 def _extra(flat: pa.Array, places: npt.NDArray[np.int64], fields: Sequence[pa.Field]) -> list[pa.Array]:
     rows = [json.loads(text) for text in _strings(flat, places).to_pylist()]
     columns: list[list[Any]] = [[row[place] for row in rows] for place in range(len(fields))]
-    return [
-        pa.array(
-            [None if value is None else json.dumps(value, ensure_ascii=False) for value in column]
-            if field.metadata
-            else column,
-            field.type,
-        )
-        for column, field in zip(columns, fields, strict=True)
-    ]
+    for column, field in zip(columns, fields, strict=True):
+        if field.metadata:
+            column[:] = [None if value is None else json.dumps(value, ensure_ascii=False) for value in column]
+    return [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
 
 
 def _numbers(values: npt.NDArray[np.float64]) -> pa.Array:

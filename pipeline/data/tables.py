@@ -22,13 +22,8 @@ from private_rlhf.privacy.keys import PrivacyKey, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.sorted_runs import strings_of
 
-CANONICAL = pa.schema(
-    [
-        *((name, pa.string()) for name in ("record_id", "prompt", "response_a", "response_b", "labeler", "event")),
-        ("label", pa.int8()),
-        ("position", pa.int64()),
-    ]
-)
+TEXTS = ("record_id", "prompt", "response_a", "response_b", "labeler", "event")
+CANONICAL = pa.schema({**dict.fromkeys(TEXTS, pa.string()), "label": pa.int8(), "position": pa.int64()})
 """Columns of canonical rows. They hold true labels: whatever carries them is for the owner only."""
 
 

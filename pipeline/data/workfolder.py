@@ -80,7 +80,7 @@ def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Pa
     with _locked(folder, target):
         if (_noted(folder) or plan)["boot"] is None:
             raise UserError(f"{target}: is being made in parts; end it with --step finish, or remove {folder}")
-        with _passing(folder, missing):
+        with _removal(folder, missing):
             _adopt(folder, plan)
             yield folder
 
@@ -102,7 +102,7 @@ def shared_folder(folder: Path, plan: dict[str, Any], target: Path, last: bool) 
         if others := [name for name in plan if plan[name] != noted.get(name)]:
             what = " and ".join(others)
             raise UserError(f"{folder}: holds parts whose {what} differ: give what they were made with, or remove it")
-        with _passing(folder, []) if last else nullcontext():
+        with _removal(folder, []) if last else nullcontext():
             yield folder
 
 
@@ -120,7 +120,7 @@ def _locked(folder: Path, target: Path, shared: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def _passing(folder: Path, missing: Sequence[Path]) -> Iterator[None]:
+def _removal(folder: Path, missing: Sequence[Path]) -> Iterator[None]:
     """Remove the folder at the end, and with it the parents that were missing, unless running again goes on there."""
     try:
         yield
@@ -174,7 +174,7 @@ def _resumable(error: BaseException) -> bool:
 
 def _noted(folder: Path) -> dict[str, Any] | None:
     """The plan that what lies in the folder belongs to; None where there is none, or no whole one."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError):
         return {"boot": "", **json.loads((folder / PLAN).read_text(encoding="utf-8"))}
     return None
 
