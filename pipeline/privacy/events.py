@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from private_rlhf.core.atomic import new_file
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.labelers import TALLY, LabelerTotals, tally
-from private_rlhf.privacy.row_files import check_rows, create_file, read_rows, replace_file, row_digest
+from private_rlhf.privacy.row_files import check_rows, read_rows, replace_file, row_digest
 
 TAG_BYTES = 16
 PARTITIONS = 256
@@ -251,7 +252,7 @@ class EventStore:
             [np.empty(0, "<u8"), *(read_rows(p, np.dtype("<u8")) for p in staged.pieces("letters").values())]
         )
         several = [np.empty(0, EVENT)]
-        with create_file(path) as file:
+        with new_file(path, 0o600) as temporary, temporary.open("wb") as file:
             for partition in range(PARTITIONS):
                 piece = pieces.get(f"{partition:02x}")
                 rows = read_rows(piece, EVENT) if piece else staged.base.read(partition)

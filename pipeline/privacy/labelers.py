@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from private_rlhf.core.atomic import new_file
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.row_files import check_rows, create_file, read_rows, row_digest
+from private_rlhf.privacy.row_files import check_rows, read_rows, row_digest
 
 SLICE_BYTES = 64_000_000
 TALLY = np.dtype([("labeler", "S16"), ("epsilon", "<f8"), ("events", "<i8")])
@@ -86,7 +87,7 @@ def join_tallies(
     step = max(1, 256 // max(1, math.ceil(size / slice_bytes)))
     bounds, digest, labelers, unattributed, most = [0], row_digest(), 0, 0, 0
     busiest: tuple[tuple[float, int], ...] = ()
-    with create_file(path) as file:
+    with new_file(path, 0o600) as temporary, temporary.open("wb") as file:
         for low in range(0, 256, step):
             high = min(low + step, 256)
             parts = [_between(read_rows(change, TALLY), low, high) for change in changes]

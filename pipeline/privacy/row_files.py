@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from private_rlhf.core.atomic import new_file
 from private_rlhf.core.errors import UserError
-
-
-@contextmanager
-def create_file(path: Path) -> Iterator[BinaryIO]:
-    """A 0600 file under its final name, durable when the block ends well and removed when it fails."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
 
 
 def replace_file(path: Path, rows: np.ndarray) -> None:

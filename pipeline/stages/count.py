@@ -22,7 +22,6 @@ from private_rlhf.data.raw_source import RawSource, split_rows
 from private_rlhf.evaluation.rates import LONGER, counted_rates, read_decisions, spread
 from private_rlhf.privacy import counts as privacy_counts
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
-from private_rlhf.privacy.mechanism import MOST_LEVELS
 from private_rlhf.privacy.prf import frame
 from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
@@ -76,9 +75,8 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
         identity = key.keyed_digest(map(frame, (b"counts", *names.values())))
         plan = ReleasePlan(bare_name(recipe.data.preferences), epsilon, len(events), identity, "counts")
         with ledger.reserve(plan, raw.budget()) as reservation:
-            if not reservation.already and any(
-                events.merge(workspace.pool, ledger.store, [KNOWN_ALREADY] * MOST_LEVELS, reservation.generation)
-            ):
+            known, into = [KNOWN_ALREADY] * len(mechanism.levels), reservation.generation
+            if not reservation.already and any(events.merge(workspace.pool, ledger.store, known, into)):
                 raise raw.changed()
             reservation.written()
             answer = privacy_counts.noisy_counts(key.prf, names, counts, epsilon)
