@@ -159,8 +159,8 @@ def canonicalize(columns: Columns, position: int, prf: Prf | None) -> Canonical:
     first_is_a = swapped == odd  # response_a is the lower one unless the id is odd
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
     if prf is not None:
-        named = (columns.labelers, columns.events)
-        name_events(keys, *(None if column is None else [column[row] for row in keep] for column in named), prf)
+        people, answers = (column and [column[row] for row in keep] for column in (columns.labelers, columns.events))
+        name_events(keys, people, answers, prf)
         tied = keys["label"] == 0
         keys["label"][tied] = tie_coins(keys[tied])
     if columns.corrects is not None:
