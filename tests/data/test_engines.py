@@ -41,7 +41,7 @@ def test_an_engine_gives_the_rows_of_one_process(tmp_path: Path, key: Path, engi
     """Of 1, 7 and 64 partitions the first two lose a worker."""
     package = {"spark": "pyspark"}.get(engine, engine)
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed (Spark needs a JDK too)")
+        pytest.skip(f"{package} is not installed" + (", and needs a JDK" if engine == "spark" else ""))
     texts = [i if i % 10 else i // 2 for i in range(ROWS)]  # some pairs come twice
     columns = {"prompt": [f"Say {i}." for i in texts], "chosen": [f"yes {i}" for i in texts],
                "rejected": [f"no {i}" for i in texts], "position": range(ROWS)}  # fmt: skip
