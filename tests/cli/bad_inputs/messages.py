@@ -61,7 +61,7 @@ MESSAGES = {
     f"{PRIVATE} privatize.epsilon=.inf": "data.public_labels must be true where privatize.epsilon is .inf",
     f"{RUN} sft.trainer_args.weight_decya=0.1": "trl.SFTConfig has no 'weight_decya'; did you mean 'weight_decay'?",
     f"{RUN} sft.trainer_args.max_steps=3": "sft.trainer_args.max_steps is set by the stage itself",
-    f"{RUN} sft.trainer_args.weight_decay='0.1'": "sft.trainer_args.weight_decay must be a float, got '0.1'",
+    f"{RUN} sft.trainer_args.weight_decay=heavy": "sft.trainer_args.weight_decay must be a float, got 'heavy'",
     f"{RUN} sft.trainer_args.optim=nonsense": "sft.trainer_args: trl.SFTConfig refuses a value",
     f"{RUN} reward.trainer_args.weight_decay=0.1": "reward.trainer_args is for reward.mode lora or full",
     f"{RUN} reward.mode=lora reward.trainer_args.weight_decya=0.1": "trl.RewardConfig has no 'weight_decya'; did you mean 'weight_decay'?",
