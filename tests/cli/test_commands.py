@@ -59,6 +59,14 @@ def test_the_version_is_the_distribution_s(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"private-rlhf {version('private-rlhf')}\n"
 
 
+def test_the_package_is_the_program(tmp_path: Path) -> None:
+    """With its exit codes; from another folder than the checkout."""
+    for arguments, code, shown in ((["--version"], 0, "private-rlhf "), (["run", "--config", "no.yaml"], 2, "no.yaml")):
+        command = [sys.executable, "-m", "private_rlhf", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, shown in done.stdout + done.stderr) == (code, True), done.stderr
+
+
 def test_a_shell_completes_commands() -> None:
     completing = {"_PRIVATE_RLHF_COMPLETE": "complete_bash", "COMP_WORDS": "private-rlhf ver", "COMP_CWORD": "1"}
     line = [sys.executable, "-c", "import sys; from private_rlhf.cli import main; sys.exit(main())"]
