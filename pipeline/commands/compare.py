@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from private_rlhf.commands.options import Force
@@ -81,10 +82,41 @@ def sample(
         int | None, typer.Option(min=2, help="Cap on a response; default: the policy's own.")
     ] = None,
     system_prompt: Annotated[str | None, typer.Option(help="System message; default: the policy's own.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="Recipe of its run, whose servers draw.")] = None,
 ) -> None:
     """Print sampled answers of a policy."""
     from private_rlhf.evaluation.checkpoint_comparison import sample_text
 
-    sampled = sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt)
+    servers = {} if config is None else servers_of(config, Path(policy))
+    sampled = sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt, **servers)
     for text, answers in zip(prompt, sampled, strict=True):
         print_lines(f"> {text}", *(f"  {answer}" for answer in answers))
+
+
+def servers_of(config: Path, policy: Path) -> dict[str, Any]:
+    """Arguments of `sample_text` by which the servers of a recipe draw for `policy`, RUN/STAGE/model; none where the
+    recipe has no servers."""
+    from private_rlhf.recipe import EvaluateConfig, Recipe
+    from private_rlhf.recipe.load import load_recipe
+
+    recipe = load_recipe(Recipe, config)
+    settings, stage = recipe.rollout, policy.parent
+    if settings is None:
+        return {}
+
+    def connection(model: Any, renderer: Any) -> Any:
+        from private_rlhf.core.world import join_world
+        from private_rlhf.lm.distributed import make_accelerator
+        from private_rlhf.lm.models import load_causal_lm
+        from private_rlhf.lm.saving import ADAPTER
+        from private_rlhf.rl.engines import connect
+
+        dtype, at_reference = str(model.dtype).removeprefix("torch."), stage.name == "sft"
+        reference = model if at_reference else load_causal_lm(stage.parent / "sft" / "model", dtype).to(model.device)
+        how = stage.parent / "checkpoints" / "sample", dtype, 1.0, EvaluateConfig().batch_size
+        engine = connect(make_accelerator(join_world()), settings, model, renderer, *how, reference=reference)
+        if not at_reference:
+            engine.publish(stage / ADAPTER)
+        return partial(engine.draw, at_reference=at_reference)
+
+    return {"max_prompt_tokens": recipe.model.max_prompt_tokens, "connect": connection}

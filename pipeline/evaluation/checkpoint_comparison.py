@@ -25,10 +25,11 @@ from private_rlhf.data.release import MESSAGE_KEYS
 from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.evaluation.judges import judged_pairs, judged_rates, make_judge, truth_judge
 from private_rlhf.evaluation.rates import NOT_AT_EQUAL_LENGTH
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.drawing import TransformersEngine
+from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.model_card import read_rendering
 from private_rlhf.lm.model_folders import check_checkpoint, weights_digest
-from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.numerics import affordable
 from private_rlhf.recipe import EvaluateConfig, JudgeSettings
 from tqdm import tqdm
@@ -36,6 +37,8 @@ from tqdm import tqdm
 MAX_PROMPT_TOKENS = 1024
 BATCH = 32
 """Answers decoded, and kept, together: what a kill may cost a process."""
+Connect = Callable[[Any, Renderer], Callable[..., list[list[int]]]]
+"""Model and renderer to `Engine.draw` of the servers that serve it."""
 
 
 def compare(
@@ -211,24 +214,19 @@ def load_prompts(source: str) -> list[Prompt]:
 
 
 def load_sampler(
-    path: str, renderer: Renderer, temperature: float = 1.0
+    path: str, renderer: Renderer, temperature: float = 1.0, connect: Connect | None = None
 ) -> Callable[[Sequence[Prompt], Sequence[int]], list[str]]:
-    """A function that samples one answer to each prompt, with the noise of its key (`sample_key`)."""
+    """A function that samples one answer to each prompt, with the noise of its key (`sample_key`). connect: to servers
+    that draw, given the model and the renderer."""
     device = torch.device(device_type())
     model: Any = load_causal_lm(path, stored_dtype(path, device.type))
     model.to(device)
+    sampling = Sampling(renderer.max_response_tokens, temperature)
+    own = TransformersEngine(None, renderer.tokenizer, EvaluateConfig().batch_size)
+    draw = own.draw if connect is None else connect(model, renderer)
 
     def sample(prompts: Sequence[Prompt], keys: Sequence[int]) -> list[str]:
-        rows = sample_responses(
-            model,
-            [renderer.prompt_ids(prompt) for prompt in prompts],
-            keys,
-            Sampling(renderer.max_response_tokens, temperature),
-            pad_token_id=renderer.tokenizer.pad_token_id,
-            eos_token_id=end_ids(model, renderer.tokenizer),
-            batch_size=EvaluateConfig().batch_size,
-        )
-        return [renderer.text(row) for row in rows]
+        return [renderer.text(row) for row in draw(model, list(map(renderer.prompt_ids, prompts)), keys, sampling)]
 
     return sample
 
@@ -255,11 +253,13 @@ def sample_text(
     seed: int,
     max_response_tokens: int | None = None,
     system_prompt: str | None = None,
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS,
+    connect: Connect | None = None,
 ) -> list[list[str]]:
-    """`count` sampled answers to each prompt."""
+    """`count` sampled answers to each prompt. connect: see `load_sampler`."""
     policy = check_checkpoint(policy, "--policy")
-    renderer = renderer_of(policy, max_response_tokens, system_prompt)
-    sample = load_sampler(policy, renderer)
+    renderer = renderer_of(policy, max_response_tokens, system_prompt, max_prompt_tokens)
+    sample = load_sampler(policy, renderer, connect=connect)
     return [
         sample([prompt] * count, [sample_key(seed, "compare", prompt, index) for index in range(count)])
         for prompt in prompts

@@ -12,10 +12,10 @@ import torch
 from accelerate import Accelerator
 from private_rlhf.core import atomic
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.drawing import Engine
+from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.kernels.token_terms import token_kl
 from private_rlhf.lm.logprobs import response_forward, token_batches
-from private_rlhf.lm.models import end_ids
 from private_rlhf.lm.numerics import precision
 from private_rlhf.lm.rows import sharing_of
 from private_rlhf.reward_models.scorer import RewardScorer
@@ -67,7 +67,7 @@ def _from_json(row: dict[str, Any]) -> PromptResult:
 class Sampler:
     """Draws answers and scores them, in the numeric context of training. policy, reference: causal LMs in evaluation
     mode, with one `renderer`. truth: r*(prompt, response), or None. sampling: as PPO draws; KL is at its temperature.
-    batch_size: answers decoded together."""
+    engine: draws from both."""
 
     accelerator: Accelerator
     policy: Any
@@ -77,7 +77,7 @@ class Sampler:
     truth: Truth | None
     sampling: Sampling
     seed: int
-    batch_size: int
+    engine: Engine
 
     def _bar(self, label: str) -> str | None:
         """The label where this process shows bars."""
@@ -102,20 +102,9 @@ class Sampler:
         self, model: Any, prompts: Sequence[tuple[int, Prompt]], count: int, purpose: str, label: str
     ) -> list[list[list[int]]]:
         """`count` answers per prompt as token ids."""
-        tokenizer = self.renderer.tokenizer
         ids = [self.renderer.prompt_ids(prompt) for _, prompt in prompts for _ in range(count)]
         keys = [sample_key(self.seed, "evaluate", purpose, index, k) for index, _ in prompts for k in range(count)]
-        with precision(self.accelerator):
-            flat = sample_responses(
-                model,
-                ids,
-                keys,
-                self.sampling,
-                pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=end_ids(model, tokenizer),
-                batch_size=self.batch_size,
-                progress=self._bar(label),
-            )
+        flat = self.engine.draw(model, ids, keys, self.sampling, model is self.reference, self._bar(label))
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
     def _centre(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]]) -> None:

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast_object_list
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.data.render import Renderer
+from private_rlhf.lm.distributed import whole_tensor
 from private_rlhf.lm.models import DTYPES, dense_state, end_ids, is_four_bit, load_causal_lm, no_progress_bars, unwrap
 from private_rlhf.lm.templates import tokenizer_as_trained
+from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-REFERENCE = "reference"
+REFERENCE, ADAPTER = "reference", "adapter"
 QUANTISED_REFERENCE = (
     "sft/model quantised to 4 bits (NF4), which the adapter was trained on; the KL penalty, KL and J are measured"
     f" against it, not against sft/model; its dequantised weights are in ppo/{REFERENCE}"
@@ -86,6 +88,33 @@ def save_policy(
             save_merged(accelerator, policy, tokenizer, folder / REFERENCE, dtype, read=read)
     elif accelerator.is_main_process:
         shutil.rmtree(folder / REFERENCE, ignore_errors=True)  # of an earlier recipe
+
+
+def adapter_tensors(policy: PeftModel) -> dict[str, torch.Tensor]:
+    """The whole trainable tensors of an adapter by parameter name, copied to the CPU. Every process calls it."""
+    tensors = {name: whole_tensor(each.detach()) for name, each in policy.named_parameters() if each.requires_grad}
+    return {name: each.to("cpu", copy=True).contiguous() for name, each in tensors.items()}
+
+
+def write_adapter(policy: PeftModel, tensors: dict[str, torch.Tensor], target: Path) -> None:
+    """Writes the adapter with these tensors as a folder that peft and vLLM load; it does not name its base's folder."""
+    name = policy.active_adapter
+    config = copy.copy(policy.peft_config[name])
+    config.base_model_name_or_path = None
+    with atomic.new_folder(target) as temporary:
+        state = get_peft_model_state_dict(policy, tensors, adapter_name=name)
+        save_file(state, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(str(temporary))
+
+
+def keep_adapter(accelerator: Accelerator, policy: Any, folder: Path, served: bool) -> None:
+    """Writes `folder`/adapter if servers will draw from it; without them there is none. Every process calls it."""
+    bare = accelerator.unwrap_model(policy)
+    tensors = adapter_tensors(bare) if served else None
+    if accelerator.is_main_process and tensors is not None:
+        write_adapter(bare, tensors, folder / ADAPTER)
+    elif accelerator.is_main_process:
+        shutil.rmtree(folder / ADAPTER, ignore_errors=True)  # of an earlier recipe
 
 
 def write_checkpoint(

@@ -17,10 +17,10 @@ from private_rlhf.data.release import Release
 from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.questions import Question, make_question
+from private_rlhf.lm.drawing import Engine, TransformersEngine
 from private_rlhf.lm.features import extract_features
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.logprobs import mean_logprobs
-from private_rlhf.lm.models import end_ids
 from private_rlhf.privacy.mechanism import LevelledResponse, Mechanism
 from private_rlhf.privacy.records import Text
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
@@ -49,7 +49,7 @@ class CandidateSampler:
     """A policy whose answers are candidates, and the backbone that gives their features.
 
     policy: causal LM in evaluation mode. batch_size: of sampling and of features. reference: π_ref; None where the
-    policy is. progress: show bars.
+    policy is. progress: show bars. engine: draws; None for the policy itself.
     """
 
     policy: Any
@@ -58,20 +58,20 @@ class CandidateSampler:
     batch_size: int
     reference: Any | None = None
     progress: bool = False
+    engine: Engine | None = None
 
     def draw(self, prompts: Sequence[Prompt], count: int, key: Callable[[int, int], int]) -> Candidates:
         """`count` answers of the policy to each prompt. key: noise key of answer k to prompt i; equal keys give equal
         answers, however prompts are spread over processes."""
         renderer, policy = self.renderer, self.policy
         ids = [renderer.prompt_ids(prompt) for prompt in prompts]
-        rows = sample_responses(
+        engine = self.engine or TransformersEngine(None, renderer.tokenizer, self.batch_size)
+        rows = engine.draw(
             policy,
             [each for each in ids for _ in range(count)],
             [key(i, k) for i in range(len(prompts)) for k in range(count)],
             Sampling(renderer.max_response_tokens),
-            pad_token_id=renderer.tokenizer.pad_token_id,
-            eos_token_id=end_ids(policy, renderer.tokenizer),
-            batch_size=self.batch_size,
+            at_reference=self.reference is None,
             progress="candidates" if self.progress else None,
         )
         flat = [renderer.text(row) for row in rows]

@@ -49,7 +49,7 @@ class Recipe:
     """The method that makes the policy: PPO, RLOO, GRPO or GVPO on r̂, or the DPO baseline. ppo.kl_coef is the
     coefficient of J in all."""
     rollout: Annotated[RolloutConfig | None, IF_SET] = None
-    """Who draws the responses that the policy learns from; null: transformers."""
+    """Who draws the responses that the policy learns from, candidates and answers; null: transformers."""
     ppo: PpoConfig = Field(default_factory=PpoConfig)
     dpo: DpoConfig = Field(default_factory=DpoConfig)
     rloo: GroupConfig = Field(default_factory=GroupConfig)
@@ -94,8 +94,6 @@ class Recipe:
             object.__setattr__(self, "rollout", None)
             return
         rule = "with rollout.engine: vllm"
-        if self.aligner == "dpo":
-            raise ValueError(f"aligner must be ppo, gvpo, rloo or grpo {rule}, as dpo draws nothing: remove rollout")
         lora = getattr(self, self.aligner).lora
         if lora is None:
             raise ValueError(f"{self.aligner}.lora must not be null {rule}, which serves adapters: set it")

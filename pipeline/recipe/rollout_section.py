@@ -1,4 +1,4 @@
-"""Section `rollout` of the recipe: who draws the responses that a policy learns from."""
+"""Section `rollout` of the recipe: who draws responses."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ UNSERVED_MODULES = frozenset({"embed_tokens", "lm_head", "embed_in", "embed_out"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RolloutConfig:
-    """The sampler of ppo, gvpo, rloo and grpo. The evaluation always draws with transformers."""
+    """The sampler of online, ppo, gvpo, rloo, grpo, evaluate and `private-rlhf sample --config`."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
     """`transformers`: the policy's own forward passes, exactly reproducible. `vllm`: servers of sft/model, which get
-    the policy's adapter in every iteration (docs/how-to/several-gpus.md)."""
+    each adapter that is to draw (docs/how-to/several-gpus.md)."""
     urls: Annotated[list[str], NO_EFFECT] = Field(default_factory=list)
     """Of `vllm`: address of each replica, such as http://127.0.0.1:8000. They see prompts, responses and adapters."""
     folder: Annotated[Path | None, NO_EFFECT] = None

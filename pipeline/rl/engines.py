@@ -1,4 +1,4 @@
-"""Engines that draw a policy's responses: the policy itself, or vLLM servers that get its adapter.
+"""vLLM servers that draw a policy's responses: they get its adapter.
 
 A server (`launch/vllm.sh`) serves π_ref. Each version of the adapter goes into a new folder under a new name, is loaded
 by every server, and takes the place of the one before, whose folder stays for one version more: vLLM may read it again.
@@ -11,9 +11,9 @@ import contextlib
 import shutil
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,19 @@ from typing import Any
 import requests
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from packaging.version import InvalidVersion, Version
-from peft import PeftModel, get_peft_model_state_dict
-from private_rlhf.core import atomic
+from peft import PeftModel
 from private_rlhf.core.errors import RunStopped, UserError, one_line
-from private_rlhf.lm.distributed import adapter_off, put_back, whole_tensor
-from private_rlhf.lm.generate import Sampling, sample_responses
-from private_rlhf.lm.numerics import precision
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.distributed import adapter_off, put_back
+from private_rlhf.lm.drawing import Engine, Numbers, Rows
+from private_rlhf.lm.generate import Sampling
+from private_rlhf.lm.models import end_ids
+from private_rlhf.lm.saving import adapter_tensors, write_adapter
 from private_rlhf.recipe.rollout_section import MAX_RANK, UNSERVED_MODULES, RolloutConfig
-from private_rlhf.rl.sync_proof import Draws, SyncProof, Weights
+from private_rlhf.rl.sync_proof import Draws, SyncProof
 from requests.adapters import HTTPAdapter
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 OLDEST = Version("0.32")
@@ -46,56 +47,7 @@ REFERENCES = 64, 2048
 NEUTRAL = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 """Settings of sampling that a checkpoint's generation_config would otherwise change."""
 
-Rows = Sequence[list[int]]
-Numbers = Sequence[list[float]]
 Response = tuple[list[int], list[float]]
-Drawn = tuple[list[list[int]], list[list[float]] | None]
-"""Responses, and the engine's log-probability of each of their tokens where it tells."""
-
-
-class Engine(ABC):
-    """A sampler of responses under π, or under π_ref."""
-
-    def publish(self, policy: Any) -> None:  # noqa: B027 - an engine on the policy itself has nothing to do
-        """Make the weights of `policy` those that `sample` draws from. Every process calls it."""
-
-    @abstractmethod
-    def sample(self, model: Any, prompts: Rows, keys: Sequence[int], sampling: Sampling, at_reference: bool = False,
-               progress: str | None = None) -> Drawn:
-        """One response to each of this process's prompts, with the noise of its key.
-
-        model: π or π_ref, as this process holds it. at_reference: it is π_ref. progress: label of a bar, or None.
-        """
-
-    def prove(self, policy: Any, prompts: Rows, responses: Rows, logprobs: Numbers, read: Numbers | None = None,
-              at_reference: bool = False) -> dict[str, float]:
-        """Facts, for the history, of what `sample` has just drawn (`SyncProof.check`). Every process calls it.
-
-        logprobs: the engine's. read: the trainer's, of all rows; None to read some here. at_reference: under π_ref.
-        RunStopped: it was not drawn from the weights that were asked for.
-        """
-        return {}
-
-    def summary(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """For the manifest: versions of the servers, and the proof over all iterations of a `history`."""
-        return {}
-
-
-@dataclass
-class TransformersEngine(Engine):
-    """The model's own forward passes: what is drawn depends on keys, not on batches or processes."""
-
-    accelerator: Accelerator
-    pad_token_id: int
-    ends: Collection[int]
-    batch_size: int
-
-    def sample(self, model: Any, prompts: Rows, keys: Sequence[int], sampling: Sampling, at_reference: bool = False,
-               progress: str | None = None) -> Drawn:
-        """See `Engine`."""
-        with precision(self.accelerator):
-            return sample_responses(model, prompts, keys, sampling, pad_token_id=self.pad_token_id,
-                                    eos_token_id=self.ends, batch_size=self.batch_size, progress=progress), None
 
 
 @dataclass
@@ -111,7 +63,9 @@ class VllmEngine(Engine):
         batch_size: requests of this process at a time.
         version: of the adapter that is served; 0 before the first.
         published, previous: trainable adapter tensors of that version and of the one before, by parameter name.
+        reference: π_ref, where it is not the policy without its adapter.
         facts: version of vLLM by address, for the manifest.
+        proofs: of what was drawn and is in no history.
     """
 
     accelerator: Accelerator
@@ -124,7 +78,9 @@ class VllmEngine(Engine):
     version: int = 0
     published: dict[str, torch.Tensor] = field(default_factory=dict)
     previous: dict[str, torch.Tensor] = field(default_factory=dict)
+    reference: Any | None = None
     facts: dict[str, str] = field(default_factory=dict)
+    proofs: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """UserError: a server is too old, serves too short texts, or is not one of vLLM."""
@@ -146,20 +102,21 @@ class VllmEngine(Engine):
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def publish(self, policy: PeftModel) -> None:
-        """See `Engine`. RunStopped: a server refuses the adapter, or does not answer."""
-        tensors = {name: whole_tensor(each.detach()) for name, each in policy.named_parameters() if each.requires_grad}
+    def publish(self, weights: PeftModel | Path) -> None:
+        """See `Engine`. UserError: the folder is not there. RunStopped: a server refuses it, or does not answer."""
+        if isinstance(weights, Path) and not weights.is_dir():
+            raise UserError(f"{weights} must hold the policy's adapter, got none: run {weights.parent.name} again")
         self.previous = self.published
-        self.published = {name: each.to("cpu", copy=True).contiguous() for name, each in tensors.items()}
+        self.published = adapter_tensors(weights) if isinstance(weights, PeftModel) else {}
         self.version += 1
-        self._on_main(lambda: self._replace(policy))
+        self._on_main(lambda: self._replace(weights))
 
-    def _replace(self, policy: PeftModel) -> None:
+    def _replace(self, weights: PeftModel | Path) -> None:
         """Writes the adapter, has every server load it and forget the one before."""
-        with atomic.new_folder(self._path(self.version)) as temporary:
-            state = get_peft_model_state_dict(policy, self.published, adapter_name=policy.active_adapter)
-            save_file(state, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-            policy.peft_config[policy.active_adapter].save_pretrained(str(temporary))
+        if isinstance(weights, PeftModel):
+            write_adapter(weights, self.published, self._path(self.version))
+        else:
+            shutil.copytree(weights, self._path(self.version))
         for url in self.urls:
             self._load(url)
             if self.version > 1:
@@ -174,33 +131,42 @@ class VllmEngine(Engine):
             raise RunStopped(f"the server at {url} does not load the adapter {path} ({_error(answer)}): start it with"
                              " launch/vllm.sh, and let it see that folder under that path")
 
-    def prove(self, policy: Any, prompts: Rows, responses: Rows, logprobs: Numbers, read: Numbers | None = None,
+    def prove(self, prompts: Rows, responses: Rows, logprobs: Numbers, read: Numbers | None = None,
               at_reference: bool = False) -> dict[str, float]:
         """See `Engine`."""
         draws = Draws(prompts, responses, logprobs, [self.replica(row) for row in range(len(prompts))])
         if read is None:
             draws = draws.rows(draws.spread(*REFERENCES))
         if at_reference:
-            with adapter_off(policy):
+            with self._base():
                 return self.proof.check(draws, read, {})
-        others: dict[str, Weights] = {"base": lambda: adapter_off(policy)}
-        if self.previous:
-            others["previous"] = lambda: self.stale(policy)
-        return self.proof.check(draws, read, others)
+        return self.proof.check(draws, read, {"base": self._base} | ({"previous": self.stale} if self.previous else {}))
 
-    def summary(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def draw(self, model: Any, prompts: Rows, keys: Sequence[int], sampling: Sampling, at_reference: bool = False,
+             progress: str | None = None) -> list[list[int]]:
+        """See `Engine`; its proofs are kept for `summary`."""
+        rows, logprobs = self.sample(model, prompts, keys, sampling, at_reference, progress)
+        self.proofs.append(self.prove(prompts, rows, logprobs, at_reference=at_reference))
+        return rows
+
+    def summary(self, history: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """See `Engine`."""
-        proofs = [proof for entry in history for proof in entry.get("engine", {}).values()]
+        proofs = [*self.proofs, *(proof for entry in history for proof in entry.get("engine", {}).values())]
         tokens = sum(proof["tokens"] for proof in proofs)
         sums = {name: sum(proof[name] * proof["tokens"] for proof in proofs) for name in ("mean", "kl")}
         means = {name: value / max(1, tokens) for name, value in sums.items()}
         largest = max((proof["largest"] for proof in proofs), default=0.0)
         return {"vllm": sorted(self.facts.values()), "tokens": tokens, "largest": largest, **means}
 
+    def _base(self) -> AbstractContextManager[Any]:
+        """Within, the proof reads π_ref."""
+        policy = self.proof.policy
+        return adapter_off(policy) if self.reference is None else self.proof.reading(self.reference)
+
     @contextlib.contextmanager
-    def stale(self, policy: PeftModel) -> Iterator[None]:
-        """Within, `policy` has the adapter of the version before. Every process calls it."""
-        parameters = dict(policy.named_parameters())
+    def stale(self) -> Iterator[None]:
+        """Within, the policy has the adapter of the version before. Every process calls it."""
+        parameters = dict(self.proof.policy.named_parameters())
         for tensors in (self.previous, self.published):
             for name, tensor in tensors.items():
                 put_back(parameters[name], tensor)
@@ -238,7 +204,7 @@ class VllmEngine(Engine):
     # --- sampling -----------------------------------------------------------------------------------------------------
 
     def sample(self, model: Any, prompts: Rows, keys: Sequence[int], sampling: Sampling, at_reference: bool = False,
-               progress: str | None = None) -> Drawn:
+               progress: str | None = None) -> tuple[list[list[int]], list[list[float]]]:
         """See `Engine`. RunStopped: a server does not answer, or not with a response."""
         rows: list[Response] = []
         problem = ""
@@ -253,7 +219,7 @@ class VllmEngine(Engine):
             except RunStopped as error:
                 problem = str(error)
                 pool.shutdown(wait=True, cancel_futures=True)
-        if problems := [each for each in gather_object([problem]) if each]:  # one stops, all stop
+        if problems := [each for each in self.proof.gather([problem]) if each]:  # one stops, all stop
             raise RunStopped(problems[0])
         return [ids for ids, _ in rows], [logprobs for _, logprobs in rows]
 
@@ -326,6 +292,37 @@ class VllmEngine(Engine):
 
 def _error(answer: requests.Response) -> str:
     return f"status {answer.status_code}: {one_line(answer.text, 300)}"
+
+
+def connect(
+    accelerator: Accelerator,
+    settings: RolloutConfig,
+    policy: Any,
+    renderer: Renderer,
+    folder: Path,
+    dtype: str,
+    temperature: float,
+    batch_size: int,
+    *,
+    reference: Any | None = None,
+    call: Callable[..., Any] | None = None,
+    together: bool = False,
+) -> VllmEngine:
+    """The vLLM servers of section rollout for `policy`, with the proof that they serve it.
+
+    folder: of the adapters, unless the section names one. dtype: of the base model. batch_size: requests of each
+    process at a time. reference: π_ref as a model of its own, where nothing is learnt and each process proves its own
+    draws; None where `policy` has an adapter that is learnt. call, together: of `SyncProof`. UserError: vLLM cannot
+    serve what `policy` trains, or a server does not fit. RunStopped: one does not answer.
+    """
+    learnt = reference is None
+    if learnt:
+        check_servable(policy)
+    bounds = settings.bounds(dtype if accelerator.mixed_precision == "no" else "bfloat16")
+    proof = SyncProof(accelerator, policy, renderer.tokenizer, temperature, bounds, call, together, joint=learnt)
+    ends, tokens = end_ids(policy, renderer.tokenizer), renderer.max_prompt_tokens + renderer.max_response_tokens
+    folder = settings.folder or folder
+    return VllmEngine(accelerator, settings, proof, folder, ends, tokens, batch_size, reference=reference)
 
 
 def check_servable(policy: Any) -> None:

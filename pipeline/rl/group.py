@@ -36,11 +36,11 @@ from datasets import Dataset
 from peft import PeftModel
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
+from private_rlhf.lm.drawing import Engine, TransformersEngine
 from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.models import end_ids
 from private_rlhf.recipe import GroupConfig, PpoConfig
 from private_rlhf.reward_models.scorer import RewardScorer
-from private_rlhf.rl.engines import Engine, TransformersEngine
 from private_rlhf.rl.replay import REFERENCE, Answers, Replay
 from private_rlhf.rl.rollout import prompt_index
 from transformers import TrainerState
@@ -91,7 +91,7 @@ class _OnPessimisticReward:
         if isinstance(model, PeftModel) and "ref" in model.peft_config:
             model.delete_adapter("ref")  # TRL's copy of the adapter as it came, which is none: B = 0
         self.ends = end_ids(model, task.renderer.tokenizer)
-        how = task.renderer.tokenizer.pad_token_id, self.ends, task.batch_size
+        how = task.renderer.tokenizer, task.batch_size
         self.engine: Engine = TransformersEngine(self.accelerator, *how)  # type: ignore[attr-defined]
         self.proof: dict[str, float] = {}  # of what an engine has drawn last
 
@@ -135,9 +135,7 @@ class _OnPessimisticReward:
         ids = [task.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if accelerator.is_main_process else None
         model = accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
-        rows, logprobs = self.engine.sample(model, ids, keys, task.sampling, at_reference=True, progress=label)
-        if logprobs is not None:
-            self.engine.prove(model, ids, rows, logprobs, at_reference=True)
+        rows = self.engine.draw(model, ids, keys, task.sampling, at_reference=True, progress=label)
         if task.replay is not None and new:
             task.replay.write(REFERENCE, 0, Answers.unscored(ids, rows, 0))
         if mine:
@@ -167,7 +165,7 @@ class _OnPessimisticReward:
         self.engine.publish(model)
         responses, logprobs = self.engine.sample(model, prompt_ids, keys, self.task.sampling)
         if logprobs is not None:
-            self.proof = self.engine.prove(model, prompt_ids, responses, logprobs)
+            self.proof = self.engine.prove(prompt_ids, responses, logprobs)
         return responses
 
 

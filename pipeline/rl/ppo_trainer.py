@@ -21,6 +21,7 @@ from private_rlhf.core.errors import RunStopped
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import as_number, is_sharded, keep_gathered, prepare
+from private_rlhf.lm.drawing import Engine, TransformersEngine
 from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, end_ids
@@ -28,7 +29,6 @@ from private_rlhf.lm.numerics import precision
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
-from private_rlhf.rl.engines import Engine, TransformersEngine
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
 from private_rlhf.rl.ppo_losses import KlController, clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.reader import Evaluated, PolicyReader
@@ -92,8 +92,7 @@ class PpoTrainer:
             config.kl_coef, config.kl_target, config.kl_horizon, config.kl_coef_min, config.kl_coef_max
         )
         self.sampling = Sampling(renderer.max_response_tokens, config.temperature, config.top_p)
-        how = tokenizer.pad_token_id, self.ends, config.generate_batch_size
-        self.engine: Engine = TransformersEngine(accelerator, *how)
+        self.engine: Engine = TransformersEngine(accelerator, tokenizer, config.generate_batch_size)
         self.proofs: dict[str, dict[str, float]] = {}  # of this iteration, of an engine's draws of policy and reference
         self.completions: Mapping[tuple[int, ...], list[list[int]]] = {}  # draws of π_ref that need not be made again
         self.new_references: tuple[list[list[int]], list[list[int]]] | None = None  # prompts, responses of this process
@@ -252,7 +251,7 @@ class PpoTrainer:
             if logprobs is not None:
                 lengths = [len(response) for response in responses]
                 read = [rollout.logprobs[row, :length].tolist() for row, length in zip(mine, lengths, strict=True)]
-                self.proofs["policy"] = self.engine.prove(self.policy, ids, responses, logprobs, read)
+                self.proofs["policy"] = self.engine.prove(ids, responses, logprobs, read)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def measure(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> Rollout:
@@ -348,10 +347,9 @@ class PpoTrainer:
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
         with self.reader.reference_model() as model, keep_gathered(self.accelerator, model, once):
             inputs = [ids[i] for i in new_places], [keys[i] for i in new_places]
-            how: dict[str, Any] = {"at_reference": True, "progress": label}
-            answers, logprobs = self.engine.sample(model, *inputs, self.sampling, **how)
+            answers, logprobs = self.engine.sample(model, *inputs, self.sampling, True, label)
         if logprobs is not None:
-            self.proofs["reference"] = self.engine.prove(self.policy, inputs[0], answers, logprobs, at_reference=True)
+            self.proofs["reference"] = self.engine.prove(inputs[0], answers, logprobs, at_reference=True)
         new_rows = iter(answers)
         rows = [stored[i][i % count] if len(stored[i]) == count else next(new_rows) for i in range(len(ids))]
         scored = mine or self.scorer.together

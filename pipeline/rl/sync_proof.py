@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ class Gap:
 
 
 class SyncProof:
-    """Compares what engines tell with what `policy` computes; every process calls `check`.
+    """Compares what engines tell with what `policy` computes.
 
     Args:
         accelerator: of the run.
@@ -114,12 +114,14 @@ class SyncProof:
         bounds: nats that δ may reach, on average and of one token.
         call: what calls the policy, where its weights are split; itself by default.
         together: each forward pass needs every process.
+        joint: every process calls `check`, which compares the draws of all; each its own by itself otherwise.
     """
 
     def __init__(self, accelerator: Accelerator, policy: Any, tokenizer: Any, temperature: float,
-                 bounds: tuple[float, float], call: Callable[..., Any] | None = None, together: bool = False) -> None:
+                 bounds: tuple[float, float], call: Callable[..., Any] | None = None, together: bool = False,
+                 joint: bool = True) -> None:
         self.accelerator, self.policy, self.tokenizer = accelerator, policy, tokenizer
-        self.call, self.together = call, together
+        self.call, self.together, self.joint = call, together, joint
         self.temperature, self.bounds = temperature, bounds
         self.places = np.zeros(BINS)  # of all tokens read so far, on all processes
         self.checks = 0
@@ -156,7 +158,20 @@ class SyncProof:
         moved = {f"from_{name}": sum(near[name].values(), Gap()).mean for name in others}
         return {"tokens": whole.tokens, **whole.facts, **moved, "sampler_p": self._sampler(gaps)}
 
+    def gather(self, rows: list[Any]) -> list[Any]:
+        """The rows of all processes that go together."""
+        return gather_object(rows) if self.joint else rows
+
     # --- reading ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self, model: Any) -> Iterator[None]:
+        """Within, another model is read in the policy's place."""
+        policy, self.policy = self.policy, model
+        try:
+            yield
+        finally:
+            self.policy = policy
 
     def read(self, draws: Draws, temperature: float | None = None, places: bool = False) -> list[list[float]]:
         """The policy's log-probabilities, by row; places: counts those of the tokens too."""
@@ -171,7 +186,7 @@ class SyncProof:
                 counts += np.histogram(found, BINS, (0.0, 1.0))[0]
         if places:
             self.checks += 1
-            self.places += sum(gather_object([counts]))
+            self.places += sum(self.gather([counts]))
         return [rows[row] for row in range(len(draws.responses))]
 
     @torch.no_grad()
@@ -192,7 +207,7 @@ class SyncProof:
         """By server, of all processes."""
         found: dict[str, Gap] = {}
         mine = [(name, Gap.of(*pair)) for name, *pair in zip(draws.replicas, draws.logprobs, logprobs, strict=True)]
-        for name, gap in gather_object(mine):
+        for name, gap in self.gather(mine):
             found[name] = found.get(name, Gap()) + gap
         return found
 
@@ -201,7 +216,7 @@ class SyncProof:
     ) -> dict[str, float]:
         """By server, standard errors by which it is nearer to the log-probabilities `there` than to those `here`."""
         sums: dict[str, np.ndarray] = {}
-        for name, *rows in gather_object(list(zip(draws.replicas, draws.logprobs, here, there, strict=True))):
+        for name, *rows in self.gather(list(zip(draws.replicas, draws.logprobs, here, there, strict=True))):
             engine, one, other = (np.array(row) for row in rows)
             gain = np.abs(engine - one) - np.abs(engine - other)
             sums[name] = sums.get(name, np.zeros(2)) + np.array([gain.sum(), (gain**2).sum()])
@@ -226,7 +241,7 @@ class SyncProof:
             return f"a cut tail (top-p, top-k or min-p), which keeps {math.exp(-gap.largest):.2g} of the mass or more"
         if gap.mean < 0.1:
             return "another precision (--dtype), or another version of the base model"
-        return "log-probabilities of other tokens or prompts, or another base model"
+        return "log-probabilities of other tokens or prompts, another adapter or another base model"
 
     def _sampler(self, gaps: Mapping[str, Gap]) -> float:
         """The p-value of all places so far. RunStopped: the tokens were not drawn from the distributions."""

@@ -181,7 +181,7 @@ class Online(Stage):
     name = "online"
     help = "rounds of questions about answers of the reference policy, for recipes with `online`."
     reads = ("sft",)
-    sections = ("name", "model", "data", "privatize", "online", "reward", "ppo", "seed")
+    sections = ("name", "model", "data", "privatize", "online", "reward", "ppo", "rollout", "seed")
     texts = ("prompts", "evaluation_prompts")
 
 
@@ -310,7 +310,8 @@ class Evaluate(Stage):
     name = "evaluate"
     help = "the policy against the reference, with intervals."
     reads = ("privatize", "sft", "online", "reward", *ALIGNERS)
-    sections = ("model", "data", "privatize", "reward", "aligner", *ALIGNERS, "evaluate", "evaluation_labels", "seed")
+    sections = ("model", "data", "privatize", "reward", "aligner", *ALIGNERS, "rollout", "evaluate",
+                "evaluation_labels", "seed")  # fmt: skip
     texts = ("evaluation_prompts",)
     measures = True
 

@@ -4,7 +4,7 @@ DPO (TRL's trainer) on the released pairs, with the private likelihood of Eq. 8-
 on its margins. The reward stage still runs: the evaluation judges by it and by the Gibbs policy of the same r̂.
 
 Reads:   privatize/release (z and its ε), sft/model (π_ref).
-Writes:  dpo/model (ordinary checkpoint, adapter merged), dpo/history.json.
+Writes:  dpo/model (ordinary checkpoint, adapter merged), dpo/history.json; dpo/adapter under rollout.
 Command: private-rlhf launch -m private_rlhf.stages.dpo --config RECIPE [--run-dir DIR]
 """
 
@@ -19,6 +19,7 @@ from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, mak
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.models import load_causal_lm, load_policy, load_tokenizer
+from private_rlhf.lm.saving import keep_adapter
 from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, pair_dataset
 from private_rlhf.stages.context import StageContext
 from trl import DPOConfig
@@ -56,6 +57,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- results ------------------------------------------------------------------------------------------------------
     hf_trainer.save_trained(trainer, renderer, context.folder / "model", dtype)
+    keep_adapter(trainer.accelerator, trainer.model, context.folder, recipe.rollout is not None)
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})

@@ -3,8 +3,8 @@
 Win rates by the ground truth (where there is one) and by the reward model, KL(π‖π_ref), r̄, r*, J = E[r*] − kl_coef·KL,
 the likelihood win rate beside the longer-answer rule, and the Gibbs policy of the same r̂ as the yardstick of PPO.
 
-Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or that of the aligner), reward/model,
-         held-out prompts, privatize/evaluation.
+Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or that of the aligner; ppo/adapter too where
+         servers draw), reward/model, held-out prompts, privatize/evaluation.
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
          evaluate/decisions.json (which answer of each held-out pair the policies find likelier, for stage count),
          evaluate/pairs.json (the answers that were compared, their scores and verdicts, and whose they are).
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise, is_public, share_text, withheld
@@ -33,7 +34,7 @@ from private_rlhf.data.render import (
     make_renderer,
     text_count,
 )
-from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, once
+from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, Truth, once
 from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
 from private_rlhf.evaluation.rates import (
     LIKELIHOOD_TEXTS,
@@ -51,16 +52,18 @@ from private_rlhf.evaluation.rates import (
 from private_rlhf.evaluation.summary import Summary
 from private_rlhf.evaluation.truths import load_truth, reward_function, truth_name
 from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.drawing import Engine, TransformersEngine
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.logprobs import mean_logprobs
 from private_rlhf.lm.model_card import write_results
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.numerics import precision
-from private_rlhf.lm.saving import QUANTISED_REFERENCE, REFERENCE
+from private_rlhf.lm.saving import ADAPTER, QUANTISED_REFERENCE, REFERENCE
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.external import key_names
-from private_rlhf.reward_models.scorer import load_scorer
+from private_rlhf.reward_models.scorer import RewardScorer, load_scorer
+from private_rlhf.rl.engines import connect
 from private_rlhf.stages.context import StageContext
 
 
@@ -85,9 +88,7 @@ def run(context: StageContext) -> dict[str, Any]:
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     process, processes = accelerator.process_index, accelerator.num_processes
     mine = list(enumerate(fitting[: settings.num_prompts]))[process::processes]
-    sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
-    sampler = Sampler(accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed,
-                      settings.batch_size)  # fmt: skip
+    sampler = make_sampler(context, accelerator, policy, reference, renderer, scorer, truth)
     share = f"{process}-of-{processes}"
     measured = once(
         context.checkpoints / f"answers-{share}.json",
@@ -111,7 +112,7 @@ def run(context: StageContext) -> dict[str, Any]:
     dropped, places = len(rows) - len(places), places[: settings.max_pairs]
     pairs = [rows[place] for place in places]
     noise = release.manifest.noise_of(pairs)
-    likelihood = {name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, name)
+    likelihood = {name: sharded_logprobs(accelerator, model, pairs, renderer, recipe.ppo.temperature, name)
                   for name, model in (("sft", reference), (method_name(recipe), policy))}  # fmt: skip
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -138,12 +139,33 @@ def run(context: StageContext) -> dict[str, Any]:
     return {
         "prompts": len(results),
         "pairs": len(pairs),
+        **({} if recipe.rollout is None else {"engine": sampler.engine.summary()}),
         "texts": [
             text_count("prompts", len(everything), len(fitting), renderer),
             text_count("pairs", len(rows), len(rows) - dropped, renderer),
         ],
         "summary": headline(trained, summary.ppo_over_gibbs()) + (f"; pairs{left_out(dropped)}" if dropped else ""),
     }
+
+
+def make_sampler(
+    context: StageContext,
+    accelerator: Accelerator,
+    policy: Any,
+    reference: Any,
+    renderer: Renderer,
+    scorer: RewardScorer,
+    truth: Truth | None,
+) -> Sampler:
+    """The sampler of answers; the two models draw, or the recipe's servers with the policy's adapter."""
+    recipe, size = context.recipe, context.recipe.evaluate.batch_size
+    sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
+    engine: Engine = TransformersEngine(accelerator, renderer.tokenizer, size)
+    if recipe.rollout is not None:
+        how = context.checkpoints / "adapters", recipe.model.dtype, sampling.temperature, size
+        engine = connect(accelerator, recipe.rollout, policy, renderer, *how, reference=reference)
+        engine.publish(context.run.stage(recipe.aligner) / ADAPTER)
+    return Sampler(accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed, engine)
 
 
 def describe_methods(recipe: Recipe, summary: Summary) -> dict[str, dict[str, Any]]:

@@ -7,8 +7,8 @@ estimated as it goes, and the best step is restored.
 
 Reads:   sft/model (π_ref), reward/model (r̂), training prompts; online/replay where the recipe has `online`.
 Writes:  gvpo/model (ordinary checkpoint, adapter merged), gvpo/history.jsonl (one line per estimate on held-out
-         prompts), gvpo/replay (all answers, as token ids with scores); gvpo/nonfinite.json when it stops on a number
-         that is not finite.
+         prompts), gvpo/replay (all answers, as token ids with scores); gvpo/adapter under rollout;
+         gvpo/nonfinite.json when it stops on a number that is not finite.
 Command: private-rlhf launch -m private_rlhf.stages.gvpo --config RECIPE [--run-dir DIR]
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from private_rlhf.data.render import Prompt
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import sample_key
-from private_rlhf.lm.saving import save_policy
+from private_rlhf.lm.saving import keep_adapter, save_policy
 from private_rlhf.privacy.guarantee import extra_rewards as card_facts
 from private_rlhf.recipe import GvpoConfig, PpoConfig, Recipe
 from private_rlhf.rl import resume_state, tracking
@@ -73,6 +73,7 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]
     save_policy(accelerator, trainer.policy, renderer, context.folder, recipe.model.dtype, False, trainer.bare.read)
+    keep_adapter(accelerator, trainer.policy, context.folder, recipe.rollout is not None)
     history = training.history
     if accelerator.is_main_process:
         used = {"extra_rewards": card_facts(facts)} if facts else {}
@@ -90,6 +91,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "steps": history[-1]["step"],
         "restored_step": steps,
         "losses": [entry["policy_loss"] for entry in history[1:]],
+        **({"engine": trainer.engine.summary(history)} if recipe.rollout is not None else {}),
         "summary": f"{drawn} answers to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, J of r̂ "
         f"on {len(held_out)} held-out prompts {gain:+.2f} ± {error:.2f}, KL {history[best]['kl']:.2f} nats",
     }
@@ -226,6 +228,7 @@ class Training:
         prompts = [prompt for prompt in trainer.prompts for _ in range(count)]
         keys = [sample_key(trainer.seed, "round", number, row) for row in range(len(prompts))]
         self.answers.write_rollout("gvpo", number, trainer.draw(prompts, keys)[0])
+        trainer.proofs = {f"round {number}": proof for proof in trainer.proofs.values()}
 
     def _estimate(self, metrics: list[dict[str, float]]) -> None:
         measured = self._held_out(self.reference)
@@ -249,7 +252,9 @@ class Training:
             "objective_gain_error": (spread / len(gains)) ** 0.5,
             "kl_coef": self.learner.kl_coef,
             **means,
+            **({"engine": self.trainer.proofs} if self.trainer.proofs else {}),
         }
+        self.trainer.proofs = {}
         self.history.append(entry)
         self.gains.append(gains)
         tracking.report(self.trainer.accelerator, entry)

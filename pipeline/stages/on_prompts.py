@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward, load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import nonfinite, resume_state
-from private_rlhf.rl.engines import VllmEngine, check_servable
+from private_rlhf.rl.engines import VllmEngine, connect
 from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import Replay
-from private_rlhf.rl.sync_proof import SyncProof
 from private_rlhf.stages.context import StageContext
 
 
@@ -93,8 +92,9 @@ def make_trainer(
     scorer.place(accelerator)
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
     if recipe.rollout is not None:
-        served = renderer, trainer.ends, settings.generate_batch_size, trainer.bare.read, trainer.together
-        trainer.engine = vllm_engine(context, accelerator, trainer.policy, *served)
+        how: dict[str, Any] = {"call": trainer.bare.read, "together": trainer.together}
+        size = settings.generate_batch_size
+        trainer.engine = vllm_engine(context, accelerator, trainer.policy, renderer, size, **how)
     trainer.completions = stored_completions(context)
     resume_state.install_hooks(accelerator)
     scorer.references.update(resume_state.latest_references(context.checkpoints))
@@ -102,28 +102,13 @@ def make_trainer(
 
 
 def vllm_engine(
-    context: StageContext,
-    accelerator: Accelerator,
-    policy: Any,
-    renderer: Renderer,
-    ends: Collection[int],
-    batch_size: int,
-    call: Callable[..., Any] | None = None,
-    together: bool = False,
+    context: StageContext, accelerator: Accelerator, policy: Any, renderer: Renderer, batch_size: int, **more: Any
 ) -> VllmEngine:
-    """The recipe's vLLM servers for the adapter of `policy`, with the proof that they serve it.
-
-    ends: token ids that end a response. batch_size: requests of each process at a time. call, together: of `SyncProof`.
-    UserError: vLLM cannot serve what `policy` trains, or a server does not fit. RunStopped: one does not answer.
-    """
-    recipe, settings = context.recipe, context.recipe.rollout
-    assert settings is not None
-    check_servable(policy)
-    dtype = recipe.model.dtype if accelerator.mixed_precision == "no" else "bfloat16"
-    bounds, temperature = settings.bounds(dtype), recipe.ppo.temperature
-    proof = SyncProof(accelerator, policy, renderer.tokenizer, temperature, bounds, call, together)
-    folder, tokens = settings.folder or context.checkpoints / "adapters", renderer.max_prompt_tokens
-    return VllmEngine(accelerator, settings, proof, folder, ends, tokens + renderer.max_response_tokens, batch_size)
+    """The recipe's vLLM servers for the adapter of `policy`; arguments and errors of `connect`."""
+    recipe, folder = context.recipe, context.checkpoints / "adapters"
+    assert recipe.rollout is not None
+    how = recipe.model.dtype, recipe.ppo.temperature, batch_size
+    return connect(accelerator, recipe.rollout, policy, renderer, folder, *how, **more)
 
 
 def load_extras(context: StageContext, accelerator: Accelerator) -> tuple[list[ExtraReward], list[Renderer]]:

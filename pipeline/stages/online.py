@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import LabelNoise
@@ -57,6 +58,7 @@ from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OnlineConfig
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.rl.engines import connect
 from private_rlhf.rl.replay import Answers
 from private_rlhf.rl.rollout import evenly_spaced
 from private_rlhf.stages.context import PreviousRun, StageContext, previous_run
@@ -71,7 +73,7 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
 
     # --- candidates, in coordinates that depend on no answer ----------------------------------------------------------
-    sampler = make_sampler(context, previous, accelerator.device)
+    sampler = make_sampler(context, previous, accelerator)
     train, evaluation = context.checkpoints / "train", context.checkpoints / "evaluation"
     prompts, held_out = fitting_prompts(context, settings, sampler.renderer)
     draw_blocks(sampler, prompts, settings.candidates, train, recipe.seed, context.world)
@@ -133,21 +135,25 @@ def run(context: StageContext) -> dict[str, Any]:
         "randomised_by": labeller.randomised_by,
         "ledger": person_facts(labeller, len(answered) + len(checked.rows)),
         "history": history,
+        **({} if sampler.engine is None else {"engine": sampler.engine.summary()}),
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
         f"ε = {manifest.epsilon_text} each; {round_line(history[-1])}",
     }
 
 
-def make_sampler(context: StageContext, previous: PreviousRun | None, device: Any) -> CandidateSampler:
+def make_sampler(context: StageContext, previous: PreviousRun | None, accelerator: Accelerator) -> CandidateSampler:
     """The sampler of candidates: π_ref, or the policy of the previous run, with the backbone of sft/model."""
-    recipe, home = context.recipe, context.reference
+    recipe, home, device = context.recipe, context.reference, accelerator.device
     renderer = make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home if previous is None else previous.policy, recipe.model.dtype).to(device)
     reference = None if previous is None else load_causal_lm(home, recipe.model.dtype).to(device)
     layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
     backbone = RewardModel(layers.to(device), reward_bound=recipe.reward.reward_bound)
-    size = recipe.evaluate.batch_size
-    return CandidateSampler(policy, backbone, renderer, size, reference, progress=context.world.main)
+    size, engine = recipe.evaluate.batch_size, None
+    if recipe.rollout is not None:  # which goes without a previous run
+        how = context.checkpoints / "adapters", recipe.model.dtype, 1.0, size
+        engine = connect(accelerator, recipe.rollout, policy, renderer, *how, reference=policy)
+    return CandidateSampler(policy, backbone, renderer, size, reference, context.world.main, engine)
 
 
 def fitting_prompts(

@@ -5,7 +5,7 @@ reference is the same weights with the adapter off, so no second copy is kept, a
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
 Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl, ppo/replay (what it drew, as token ids with
-         scores); under ppo.quantize ppo/reference (π_ref:
+         scores); ppo/adapter where the recipe has servers that draw (rollout); under ppo.quantize ppo/reference (π_ref:
          sft/model in 4 bits, as an ordinary checkpoint of its dequantised weights); where the recipe asks for them,
          ppo/samples.jsonl and ppo/tracking; ppo/nonfinite.json when it stops on a number that is not finite.
 Command: private-rlhf launch -m private_rlhf.stages.ppo --config RECIPE [--run-dir DIR]
@@ -19,7 +19,7 @@ from typing import Any
 
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
-from private_rlhf.lm.saving import QUANTISED_REFERENCE, REFERENCE, save_policy
+from private_rlhf.lm.saving import QUANTISED_REFERENCE, REFERENCE, keep_adapter, save_policy
 from private_rlhf.privacy.guarantee import extra_rewards as card_facts
 from private_rlhf.rl import replay, resume_state, tracking
 from private_rlhf.rl.answer_learner import AnswerLearner
@@ -81,6 +81,7 @@ def run(context: StageContext) -> dict[str, Any]:
     reference_fact = QUANTISED_REFERENCE if quantised else None
     dtype = recipe.model.dtype
     save_policy(accelerator, trainer.policy, renderer, context.folder, dtype, quantised, trainer.bare.read)
+    keep_adapter(accelerator, trainer.policy, context.folder, recipe.rollout is not None)
     if accelerator.is_main_process:
         used = {"extra_rewards": card_facts(facts), "reference_policy": reference_fact}
         write_results(context, renderer, history, len(prompts), {name: fact for name, fact in used.items() if fact})

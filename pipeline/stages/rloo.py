@@ -5,7 +5,8 @@ objectives relate to J stands in `rl.group`. The section is called as the stage;
 temperature, prompts) is read from section ppo.
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
-Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged), and history.jsonl and replay beside it.
+Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged); history.jsonl, replay and (under rollout)
+         adapter beside it.
 Command: private-rlhf launch -m private_rlhf.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
 """
 
@@ -17,6 +18,7 @@ from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.distributed import is_sharded
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.models import load_policy
+from private_rlhf.lm.saving import keep_adapter
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
@@ -58,8 +60,8 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     if recipe.rollout is not None:
         policy, split = trainer.accelerator.unwrap_model(trainer.model), is_sharded(trainer.model)
-        how = renderer, trainer.ends, settings.generate_batch_size
-        trainer.engine = vllm_engine(context, trainer.accelerator, policy, *how, together=split)
+        size = settings.generate_batch_size
+        trainer.engine = vllm_engine(context, trainer.accelerator, policy, renderer, size, together=split)
     scorer.checkpoint.model.model.to(trainer.accelerator.device)
     if context.world.main:
         answers.restart(hf_trainer.last_whole_step(context.checkpoints))
@@ -69,6 +71,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- results ------------------------------------------------------------------------------------------------------
     hf_trainer.save_trained(trainer, renderer, context.folder / "model", dtype)
+    keep_adapter(trainer.accelerator, trainer.model, context.folder, recipe.rollout is not None)
     history = history_of(trainer.state, settings.rollouts, fixed["beta"])
     if context.world.main:
         write_results(context, renderer, history, len(prompts))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.core.errors import RunStopped
 from private_rlhf.core.world import World
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.recipe import GvpoConfig
@@ -16,7 +17,9 @@ from private_rlhf.rl import resume_state
 from private_rlhf.rl.answer_learner import AnswerLearner, best_step, group_steps, held_out_gains, split_prompts
 from private_rlhf.rl.replay import HELD_OUT, NUMBERS, REFERENCE, Answers, Replay
 from private_rlhf.stages.gvpo import Training
-from support.ppo_problem import Problem
+from support.engine_worker import serve
+from support.fake_vllm import LIES, FakeVllm
+from support.ppo_problem import PAD, Problem
 
 KL_COEF = 1.0
 SETTINGS = {"samples_per_prompt": 4, "batch_size": 8, "learning_rate": 5e-3, "held_out_samples": 4, "evaluate_every": 4}
@@ -171,6 +174,33 @@ def test_killed_and_resumed_ends_at_the_same_bits(
     assert resumed.restore_best() == whole.restore_best()
     for name, tensor in trainable(resumed.trainer).items():
         assert torch.equal(tensor, trainable(whole.trainer)[name]), name
+
+
+@pytest.mark.parametrize("lie", ["", "stale", "biased"])
+def test_servers_draw_the_fresh_rounds_and_every_draw_is_proven(problem: Problem, tmp_path: Path, lie: str) -> None:
+    """A liar tells the truth until the policy has moved; what it draws then is not kept."""
+    problem.prompts = ["3 4"]
+    size = {"held_out_samples": 256, "evaluate_every": 2} if lie == "biased" else {}
+    plain = training(problem, tmp_path / "plain", rounds=1, **size)
+    plain.resume()
+    plain.train()
+    with FakeVllm(problem.model, PAD, lie).running() as fake:
+        made = training(problem, tmp_path / "served", rounds=1, **size)
+        serve(made.trainer, tmp_path / "adapters", [fake.url])
+        made.resume()
+        if lie:
+            with pytest.raises(RunStopped, match=LIES[lie]):
+                made.train()
+            assert len(made.answers.read("gvpo")) == 0
+            return
+        made.train()
+    proofs = [entry.pop("engine") for entry in made.history]
+    assert made.history == plain.history
+    drawn = [{"reference", "policy"}, {"policy"}, {"round 1", "policy"}, {"policy"}]
+    assert [set(proof) for proof in proofs] == drawn
+    assert all(facts["largest"] < 1e-5 for proof in proofs for facts in proof.values())
+    assert proofs[2]["round 1"]["from_base"] > 1e-3
+    assert made.trainer.engine.summary(made.history)["vllm"] == ["0.32.0"]
 
 
 def test_a_policy_that_only_loses_goes_back_to_its_start(

@@ -12,13 +12,13 @@ import torch
 from accelerate import Accelerator
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import prompt_key
-from private_rlhf.evaluation import evaluation_sampler
 from private_rlhf.evaluation.evaluation_sampler import Sampler
+from private_rlhf.lm import drawing
+from private_rlhf.lm.drawing import TransformersEngine
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from private_rlhf.lm.logprobs import response_forward, token_batch
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
-from private_rlhf.rl import engines
 from support.ppo_problem import Problem
 from support.recipes import recipe_of
 
@@ -37,15 +37,14 @@ def at(problem: Problem, model: Any, prompt: str, temperature: float) -> torch.T
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[Sampling]:
     """How everything is sampled, in order."""
-    seen = []
-    for module in (engines, evaluation_sampler):
-        plain = module.sample_responses
+    seen: list[Sampling] = []
+    plain = drawing.sample_responses
 
-        def record(model: Any, prompts: Any, keys: Any, sampling: Sampling, plain: Any = plain, **more: Any) -> Any:
-            seen.append(sampling)
-            return plain(model, prompts, keys, sampling, **more)
+    def record(model: Any, prompts: Any, keys: Any, sampling: Sampling, **more: Any) -> Any:
+        seen.append(sampling)
+        return plain(model, prompts, keys, sampling, **more)
 
-        monkeypatch.setattr(module, "sample_responses", record)
+    monkeypatch.setattr(drawing, "sample_responses", record)
     return seen
 
 
@@ -63,7 +62,8 @@ def test_nothing_draws_by_the_checkpoint_s_own_sampling_defaults(problem: Any) -
         problem.references = {}
         made = problem.trainer(rollouts=32, minibatch_size=32)
         rollout, _ = made.collect(0)
-        how: Any = (problem.renderer, problem, None, Sampling(2), 0, 256)
+        drawer = TransformersEngine(None, problem.renderer.tokenizer, 256)
+        how: Any = (problem.renderer, problem, None, Sampling(2), 0, drawer)
         sampler = Sampler(Accelerator(cpu=True), made.policy, copy.deepcopy(problem.model), *how)
         return rollout.responses, dict(problem.references), sampler.measure(list(enumerate(problem.prompts)), 8, 8)
 
@@ -88,7 +88,8 @@ def test_the_evaluation_draws_and_measures_at_the_temperature(problem: Any, samp
     problem.use_bonus = False
     problem.score = lambda prompts, responses, progress=None: Scores(*torch.zeros(3, len(responses)))
     how = Sampling(2, temperature=HOT)
-    made = Sampler(Accelerator(cpu=True), policy, problem.model, problem.renderer, problem, None, how, 0, 256)
+    drawer = TransformersEngine(None, problem.renderer.tokenizer, 256)
+    made = Sampler(Accelerator(cpu=True), policy, problem.model, problem.renderer, problem, None, how, 0, drawer)
     (result,) = made.measure([(0, problem.prompts[0])], samples_per_prompt=200, candidates=0)
     assert set(sampled) == {how}
     reference, learnt = (at(problem, model, problem.prompts[0], HOT) for model in (problem.model, policy))

@@ -282,7 +282,7 @@ VLLM = {"engine": "vllm", "urls": ["http://127.0.0.1:8000"]}
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"aligner": "dpo"}, "aligner must be ppo, gvpo, rloo or grpo"),
+        ({"aligner": "dpo", "dpo": {"lora": None}}, "dpo.lora must not be null"),
         ({"ppo": {"lora": None}}, "ppo.lora must not be null"),
         ({"aligner": "rloo", "rloo": {"lora": {"rank": 600}}}, "rloo.lora.rank must be at most 512"),
         ({"ppo": {"lora": {"target_modules": ["q_proj", "lm_head"]}}}, "target_modules must not have lm_head"),

@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm import generate
+from private_rlhf.lm.drawing import TransformersEngine
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.scorer import Scores
@@ -123,7 +124,8 @@ def test_the_evaluation_of_a_policy_that_is_pi_ref_says_0(problem: Any) -> None:
         return Scores(*torch.zeros(3, len(responses)))
 
     problem.score = score
-    sampler = Sampler(autocast(), policy, reference, problem.renderer, problem, None, Sampling(2), 0, batch_size=8)
+    engine = TransformersEngine(autocast(), problem.renderer.tokenizer, 8)
+    sampler = Sampler(autocast(), policy, reference, problem.renderer, problem, None, Sampling(2), 0, engine)
     results = sampler.measure(list(enumerate(problem.prompts)), samples_per_prompt=8, candidates=2)
     assert [answer.kl for result in results for answer in result.policy] == [0.0] * 16
     assert seen == {"policy": {BF16}, "reference": {BF16}}

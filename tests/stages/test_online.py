@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 from private_rlhf import runner
 from private_rlhf.audit.twins import verify
+from private_rlhf.cli import main
 from private_rlhf.core.errors import RunWaits, UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
 from private_rlhf.labelling import labellers
 from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.online import rounds as rounds_of_stage
 from private_rlhf.recipe import OnlineConfig, Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.rl.replay import Answers
 from private_rlhf.stages import online as stage
 from private_rlhf.stages.context import previous_run
+from support.fake_vllm import FakeVllm
 from support.pipeline_runs import TINY, Workspace, read_json
 from support.recipes import recipe_of
 from support.twin_recipes import run_all
@@ -114,6 +117,26 @@ def test_two_processes_ask_what_one_asks(workspace: Workspace, online_run: Path,
     workspace.launch("online", run, *ONLINE)
     assert read_json(run / "online" / "manifest.json")["world_size"] == 2
     assert rounds(run)["000.json"] == rounds(online_run)["000.json"]
+
+
+def test_two_processes_ask_about_what_a_server_draws(
+    workspace: Workspace, online_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 prompts are a block of 16 for one process and one of 4 for the other. A server with a cut tail is stopped."""
+    run, home = tmp_path / "run", online_run / "sft" / "model"
+    shutil.copytree(online_run, run)
+    shutil.rmtree(run / "online")
+    with FakeVllm(load_causal_lm(home, "float32"), load_tokenizer(home).pad_token_id, "top_p").running() as fake:
+        fake.max_model_len = 96 + 12
+        served = "rollout.engine=vllm", f"rollout.urls=[{fake.url}]", "rollout.patience=20"
+        workspace.launch("online", run, *ONLINE, *served)
+        assert rounds(run)["000.json"] == rounds(online_run)["000.json"]
+        assert {name for path, name in fake.log} == {"base"}
+        assert len(fake.log) == 4 * (20 + 2 * 5)
+        assert read_json(run / "online" / "manifest.json")["report"]["engine"]["largest"] < 1e-4
+        fake.from_version = 0
+        assert main(["run", "--only", "online", *workspace.options(run, *ONLINE, *served)]) == 1
+    assert "likely cause: a cut tail (top-p, top-k or min-p)" in capsys.readouterr().err.splitlines()[-1]
 
 
 # --- twins ------------------------------------------------------------------------------------------------------------

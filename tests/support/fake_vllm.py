@@ -134,7 +134,8 @@ class FakeVllm:
         if self.model is not None:
             off = model.disable_adapter() if name == "base" or lie == "base" else nullcontext()
             if name != "base":
-                model.set_adapter(f"{name.rpartition('-v')[0]}-v{version - (lie == 'stale')}")
+                loaded = list(model.peft_config)
+                model.set_adapter(loaded[loaded.index(name.replace(".", "-")) - (lie == "stale")])
         warmth = 0.5 if lie == "temperature" else body["temperature"]
         top_p = 0.5 if lie in ("top_p", "biased") else body["top_p"]
         prompt, stops = body["prompt"], body["stop_token_ids"]

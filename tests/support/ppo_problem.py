@@ -30,6 +30,7 @@ class StubRenderer:
     """Prompts and responses are written as token ids: "3 4"."""
 
     max_response_tokens: int = CAP
+    max_prompt_tokens: int = 4
     tokenizer: Any = field(default_factory=lambda: SimpleNamespace(pad_token_id=PAD, eos_token_id=EOS))
 
     def prompt_ids(self, prompt: str) -> list[int]:
