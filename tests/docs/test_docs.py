@@ -43,6 +43,7 @@ RUN_BY = {
     "launch/sweep_epsilon.sh": ("tests/launch/test_scripts.py", "sweep_epsilon.sh"),
     "python tests/gpu/throughput.py": ("tests/gpu/test_throughput.py", "throughput.py"),
     "launch/vllm.sh": ("tests/launch/test_scripts.py", '"vllm.sh"'),
+    "sbatch": ("tests/launch/test_scripts.py", '"slurm.sbatch"'),  # without Slurm
     "private-rlhf launch": ("tests/launch/test_launcher.py", '"ddp"'),  # as far as accelerate goes without a GPU
     "python -m": ("tests/cli/test_core_install.py", '"wheel"'),
 }
@@ -85,6 +86,8 @@ def check_command(line: str) -> None:
         assert importlib.util.find_spec(words[words.index("-m") + 1])
     elif name == "python":
         assert words[1] == "-m" or (ROOT / words[1]).is_file()
+    elif name == "sbatch":
+        assert (ROOT / next(word for word in words if word.endswith(".sbatch"))).is_file()
     elif name != "cp":
         assert (ROOT / name).is_file()
 
