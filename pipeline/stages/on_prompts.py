@@ -92,9 +92,9 @@ def make_trainer(
     scorer.place(accelerator)
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
     if recipe.rollout is not None:
-        how: dict[str, Any] = {"call": trainer.bare.read, "together": trainer.together}
-        size = settings.generate_batch_size
-        trainer.engine = vllm_engine(context, accelerator, trainer.policy, renderer, size, **how)
+        served = trainer.policy, renderer, settings.generate_batch_size
+        split = {"call": trainer.bare.read, "together": trainer.together}
+        trainer.engine = vllm_engine(context, accelerator, *served, **split)
     trainer.completions = stored_completions(context)
     resume_state.install_hooks(accelerator)
     scorer.references.update(resume_state.latest_references(context.checkpoints))
