@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,22 +89,28 @@ def sample(
     """Print sampled answers of a policy."""
     from private_rlhf.evaluation.checkpoint_comparison import sample_text
 
-    servers = {} if config is None else servers_of(config, Path(policy))
-    sampled = sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt, **servers)
+    servers, folder = ({}, None) if config is None else servers_of(config, Path(policy).expanduser())
+    try:
+        sampled = sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt, **servers)
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
     for text, answers in zip(prompt, sampled, strict=True):
         print_lines(f"> {text}", *(f"  {answer}" for answer in answers))
 
 
-def servers_of(config: Path, policy: Path) -> dict[str, Any]:
-    """Arguments of `sample_text` by which the servers of a recipe draw for `policy`, RUN/STAGE/model; none where the
-    recipe has no servers."""
+def servers_of(config: Path, policy: Path) -> tuple[dict[str, Any], Path | None]:
+    """Arguments of `sample_text` by which a recipe's servers draw for `policy`, RUN/STAGE/model, and the folder that
+    then has its adapter; nothing where the recipe has no servers."""
     from private_rlhf.recipe import EvaluateConfig, Recipe
     from private_rlhf.recipe.load import load_recipe
 
     recipe = load_recipe(Recipe, config)
-    settings, stage = recipe.rollout, policy.parent
-    if settings is None:
-        return {}
+    stage, at_reference = policy.parent, policy.parent.name == "sft"
+    if recipe.rollout is None:
+        return {}, None
+    folder = (recipe.rollout.folder or stage.parent / "checkpoints") / "sample"  # not that of a run that goes on
+    settings = replace(recipe.rollout, folder=folder)
 
     def connection(model: Any, renderer: Any) -> Any:
         from private_rlhf.core.world import join_world
@@ -111,12 +119,12 @@ def servers_of(config: Path, policy: Path) -> dict[str, Any]:
         from private_rlhf.lm.saving import ADAPTER
         from private_rlhf.rl.engines import connect
 
-        dtype, at_reference = str(model.dtype).removeprefix("torch."), stage.name == "sft"
+        dtype = str(model.dtype).removeprefix("torch.")
         reference = model if at_reference else load_causal_lm(stage.parent / "sft" / "model", dtype).to(model.device)
-        how = stage.parent / "checkpoints" / "sample", dtype, 1.0, EvaluateConfig().batch_size
+        how = folder, dtype, 1.0, EvaluateConfig().batch_size
         engine = connect(make_accelerator(join_world()), settings, model, renderer, *how, reference=reference)
         if not at_reference:
             engine.publish(stage / ADAPTER)
         return partial(engine.draw, at_reference=at_reference)
 
-    return {"max_prompt_tokens": recipe.model.max_prompt_tokens, "connect": connection}
+    return {"max_prompt_tokens": recipe.model.max_prompt_tokens, "connect": connection}, folder

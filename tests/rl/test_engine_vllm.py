@@ -19,6 +19,7 @@ import requests
 import torch
 from private_rlhf.lm.base_models import tiny_config
 from private_rlhf.rl.engines import VllmEngine
+from safetensors.torch import load_file, save_file
 from support.pipeline_runs import ROOT, Workspace
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -113,6 +114,44 @@ def test_a_server_draws_what_the_trainer_computes(learn: Any, server: Server) ->
     assert entries[2]["engine"]["policy"]["from_previous"] > 0.01
     manifest = json.loads((learn.folder / "ppo" / "manifest.json").read_text())
     assert manifest["report"]["engine"]["largest"] < 1e-4
+
+
+def test_the_evaluation_and_sample_draw_by_it(
+    learn: Any, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The adapter that PPO left, on the merged checkpoint's own prompts; another adapter in its place is found out."""
+    from private_rlhf.cli import main
+
+    done = learn("evaluate")
+    assert done.returncode == 0, done.stderr[-2000:]
+    proof = json.loads((learn.folder / "evaluate" / "manifest.json").read_text())["report"]["engine"]
+    print(f"\nevaluate: {proof}")
+    assert proof["tokens"] > 500
+    assert proof["largest"] < 1e-4
+    sample = ["sample", "--count", "4", "--config", str(learn.folder / "recipe.yaml"), "Say hello."]
+    for stage in ("ppo", "sft"):
+        assert main([*sample, "--policy", str(learn.folder / stage / "model")]) == 0
+        assert len(capsys.readouterr().out.splitlines()) >= 5
+    path = learn.folder / "ppo" / "adapter" / "adapter_model.safetensors"
+    kept = path.read_bytes()
+    try:
+        save_file({name: each / 2 for name, each in load_file(path).items()}, path)
+        capsys.readouterr()
+        assert main([*sample, "--policy", str(learn.folder / "ppo" / "model")]) == 1
+        assert "does not draw from this policy" in capsys.readouterr().err
+        told = learn("evaluate")
+        assert (told.returncode, "does not draw from this policy" in told.stderr) == (1, True)
+    finally:
+        path.write_bytes(kept)
+
+
+def test_gvpo_draws_its_rounds_by_it(learn: Any, server: Server) -> None:
+    size = ("max_prompts=4", "held_out_prompts=2", "held_out_samples=2", "rounds=1", "passes=1")
+    done = learn("gvpo", "aligner=gvpo", *(f"gvpo.{each}" for each in size))
+    assert done.returncode == 0, done.stderr[-2000:]
+    proof = json.loads((learn.folder / "gvpo" / "manifest.json").read_text())["report"]["engine"]
+    assert proof["tokens"] > 100
+    assert proof["largest"] < 1e-4
 
 
 def stale(patch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,7 @@ def test_sample_draws_by_the_servers_of_its_recipe(
     assert sampled(run, stage, capsys, *served)[:2] == expected[:2]
     asked = [name for path, name in fake.log if path == "/v1/completions"]
     assert len(asked) == 3
+    assert not list((run / "checkpoints").glob("*"))
     assert (set(asked) == {"base"}) == (stage == "sft")
     if stage == "ppo":
         fake.lie = "base"
