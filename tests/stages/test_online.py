@@ -129,13 +129,15 @@ def test_two_processes_ask_about_what_a_server_draws(
     with FakeVllm(load_causal_lm(home, "float32"), load_tokenizer(home).pad_token_id, "top_p").running() as fake:
         fake.max_model_len = 96 + 12
         served = "rollout.engine=vllm", f"rollout.urls=[{fake.url}]", "rollout.patience=20"
-        workspace.launch("online", run, *ONLINE, *served)
+        only = ["run", "--only", "online", *workspace.options(run, *ONLINE, *served)]
+        workspace.launch_command(*only, processes=2)
+        assert read_json(run / "online" / "manifest.json")["world_size"] == 2
         assert rounds(run)["000.json"] == rounds(online_run)["000.json"]
         assert {name for path, name in fake.log} == {"base"}
         assert len(fake.log) == 4 * (20 + 2 * 5)
         assert read_json(run / "online" / "manifest.json")["report"]["engine"]["largest"] < 1e-4
         fake.from_version = 0
-        assert main(["run", "--only", "online", *workspace.options(run, *ONLINE, *served)]) == 1
+        assert main(only) == 1
     assert "likely cause: a cut tail (top-p, top-k or min-p)" in capsys.readouterr().err.splitlines()[-1]
 
 
