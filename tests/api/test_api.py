@@ -144,7 +144,7 @@ def test_the_page_runs_from_a_wheel_beside_files_of_the_same_names(tmp_path: Pat
         (folder / name).write_text("raise SystemExit('the file of the user was imported')\n")
     page = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
     blocks = [block.split("\n```")[0] for block in page.split("```python\n")[1:]]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     program = "\n".join([*blocks, "import private_rlhf", "print(private_rlhf.__file__)"])
     text = in_a_fresh_process(["-c", program], folder, PYTHONPATH=str(tmp_path / "packages"))
     assert text.splitlines()[-1].startswith(str(tmp_path / "packages"))

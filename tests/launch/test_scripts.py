@@ -39,8 +39,10 @@ def start(tmp_path: Path, script: str, *arguments: str, **variables: str) -> sub
     dropped = ("ACCELERATE_CONFIG", "ACCELERATE_ARGS", "EPSILONS", "SEEDS", "LAUNCH")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
     environment |= {"PYTHON": str(python), "CALLS": str(calls), "FAIL_ON": "\n", "HANG_ON": "\n", **variables}
+    # A shell cannot trap what was ignored when it began, as SIGINT is below a job in the background.
     return subprocess.Popen(["bash", str(ROOT / "launch" / script), *arguments], cwd=ROOT, env=environment,
-                            stderr=subprocess.PIPE, text=True, start_new_session=True)
+                            stderr=subprocess.PIPE, text=True, start_new_session=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def end(tmp_path: Path, process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
