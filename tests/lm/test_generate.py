@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.core.errors import RunStopped
 from private_rlhf.lm import generate
 from private_rlhf.lm.generate import (
     BLOCK,
@@ -18,6 +19,7 @@ from private_rlhf.lm.generate import (
     sample_key,
     sample_responses,
 )
+from private_rlhf.lm.kernels.recorded_step import check_replay
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from private_rlhf.lm.logprobs import response_forward, token_batch
 from scipy import stats
@@ -141,6 +143,13 @@ def test_steps_on_memory_of_fixed_shape_draw_the_same(monkeypatch: pytest.Monkey
     monkeypatch.setattr(generate, "recorded", twice)
     assert sample_responses(model, prompts, keys, Sampling(20), **how) == expected
     assert len(records) > 2
+
+
+def test_a_recorded_step_that_draws_otherwise_stops_the_run() -> None:
+    drawn = torch.arange(40)
+    check_replay(drawn, torch.where(drawn < 3, -1, drawn))
+    with pytest.raises(RunStopped, match="draws 12% other tokens than the step itself: set PRIVATE_RLHF_KERNELS=plain"):
+        check_replay(drawn, torch.where(drawn < 5, -1, drawn))
 
 
 @pytest.mark.parametrize("look", [3, 7, 50])
