@@ -9,7 +9,7 @@
     publish  the budget is spent, durably; the folder takes its name; the ledger's entry is finished
 
 The stage of a recipe (`private_rlhf.stages.privatize`) takes the same steps for its two folders, and several machines
-(`parts`) the first two and the draws, before one of them does the rest here.
+(`release_step`) the first two and the draws, before one of them does the rest here.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def canonicalize(
         and `position`. Pairs of two equal responses, and pairs with an empty text, are left out.
 
     Raises:
-        UserError: a column is missing, or a row is no pair of texts.
+        UserError: a column is missing, or a row is not a pair of texts.
     """
     table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
     numbered = "position" in table.schema.names and table["position"]

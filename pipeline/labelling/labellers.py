@@ -259,7 +259,6 @@ class FileDrop(_Folder):
     were given. Nothing is drawn here, and nobody here knows who drew. Where the folder holds `draws.db`, the record of
     `private-rlhf label-filter`, every answer must be a draw of it."""
 
-
     def __init__(self, folder: Path, epsilon: float) -> None:
         super().__init__(folder, epsilon)
         self._again: dict[str, Question] = {}

@@ -1,4 +1,4 @@
-"""Who draws responses: the model's own forward passes, or servers (`private_rlhf.rl.engines`), by one protocol."""
+"""Engines that draw responses by one protocol: a model's own forward passes, or servers (`private_rlhf.rl.engines`)."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from transformers import DynamicCache, TopPLogitsWarper
 
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are added up before the sums are: fewer passes, less rounding."""
-LOOK = {"cpu": 1, "cuda": 16}
-"""Tokens, by type of device, between two looks at which responses have ended: each look waits for a GPU."""
+LOOK = {"cpu": 1}
+"""Tokens, by type of device (16 on any other), between two looks at which responses have ended: it waits for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _decode(
         going = going & torch.isin(tokens, last, invert=True)
         if step == room:
             break
-        if step % LOOK[device.type] == 0:
+        if step % LOOK.get(device.type, 16) == 0:
             left = int(going.sum())
             if not (largest(left, device) if together else left):
                 break
@@ -245,7 +245,7 @@ def replays(model: Any) -> bool:
 
 
 def _reader(model: Any) -> Any:
-    """What reads tokens: a PolicyWithValue reads through itself, where split weights are gathered."""
+    """The reader of tokens: a PolicyWithValue reads through itself, where split weights are gathered."""
     return getattr(model, "read", model)
 
 

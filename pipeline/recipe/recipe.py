@@ -49,7 +49,7 @@ class Recipe:
     """The method that makes the policy: PPO, RLOO, GRPO or GVPO on r̂, or the DPO baseline. ppo.kl_coef is the
     coefficient of J in all."""
     rollout: Annotated[RolloutConfig | None, IF_SET] = None
-    """Who draws the responses that the policy learns from, candidates and answers; null: transformers."""
+    """The engine that draws responses to learn from, candidates and answers; null: transformers."""
     ppo: PpoConfig = Field(default_factory=PpoConfig)
     dpo: DpoConfig = Field(default_factory=DpoConfig)
     rloo: GroupConfig = Field(default_factory=GroupConfig)

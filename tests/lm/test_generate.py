@@ -124,7 +124,7 @@ def test_ended_responses_leave_the_batch_and_change_nothing(small: Any, monkeypa
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_on_memory_of_fixed_shape_draw_the_same(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """What a CUDA graph replays, done without one; rows leave in between. A step that is done twice is done once."""
+    """The steps that a CUDA graph replays, without one; rows leave in between. A step done twice is done once."""
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
                          num_key_value_heads=2)
