@@ -76,7 +76,8 @@ def run(context: StageContext) -> dict[str, Any]:
     reference_path = run_dir.stage("ppo") / REFERENCE if quantised(recipe) else context.reference
     renderer = make_renderer(recipe.model, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
-    policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
+    method, policy_path = method_name(recipe), run_dir.stage(recipe.aligner) / "model"
+    policy = load_causal_lm(policy_path, recipe.model.dtype).to(accelerator.device)
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
     scorer = load_scorer(context.reward_model, recipe.model, size, use_bonus=use_bonus)
     scorer.checkpoint.model.model.to(accelerator.device)
@@ -113,17 +114,17 @@ def run(context: StageContext) -> dict[str, Any]:
     pairs = [rows[place] for place in places]
     noise = release.manifest.noise_of(pairs)
     likelihood = {name: sharded_logprobs(accelerator, model, pairs, renderer, recipe.ppo.temperature, name)
-                  for name, model in (("sft", reference), (method_name(recipe), policy))}  # fmt: skip
+                  for name, model in (("sft", reference), (method, policy))}  # fmt: skip
 
     # --- results ------------------------------------------------------------------------------------------------------
     terms = {**read_release(run_dir.released / "release").manifest.terms, "kl_coef": recipe.ppo.kl_coef}
-    methods = describe_methods(recipe, summary)
+    methods = describe_methods(method, summary)
     for name, metrics in methods.items():
         metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace") | terms
-    trained = methods[method_name(recipe)]
+    trained = methods[method]
     if judge is not None and rates is not None:
         trained |= {f"{metric}_judge": rates[name] for metric, name in JUDGED.items()}
-    evaluation = describe(recipe, summary, methods, longer_answer_baseline(pairs, noise))
+    evaluation = describe(recipe, summary, method, methods, longer_answer_baseline(pairs, noise))
     facts = None if judge is None else judge.facts
     evaluation["judge"] = None if facts is None else {**facts, "rates": rates}
     evaluation["judge_notes"] += outside_notes(facts, rates, len(compared))
@@ -132,9 +133,11 @@ def run(context: StageContext) -> dict[str, Any]:
         choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
         write_decisions(context.folder, choices, places, len(rows))
         atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
-        atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
-        write_pairs(context, reference_path, {"judge": facts, "pairs": compared})
-        write_results(run_dir.stage(recipe.aligner) / "model", card_lines(trained))
+        samples = shown_samples(results, summary, method, settings.shown_samples)
+        atomic.write_json(context.folder / "samples.json", samples)
+        sources = checkpoint_facts(run_dir.root, policy=policy_path, reference=reference_path)
+        atomic.write_json(context.folder / "pairs.json", {**sources, "judge": facts, "pairs": compared})
+        write_results(policy_path, card_lines(trained))
         run_dir.stamp(recipe.aligner)  # its card is younger than the rest of the stage by now
     return {
         "prompts": len(results),
@@ -168,16 +171,19 @@ def make_sampler(
     return Sampler(accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed, engine)
 
 
-def describe_methods(recipe: Recipe, summary: Summary) -> dict[str, dict[str, Any]]:
-    """Metrics by method: π_ref, the trained policy, and the Gibbs policy where it was drawn."""
-    methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
+def describe_methods(trained: str, summary: Summary) -> dict[str, dict[str, Any]]:
+    """Metrics by method: π_ref, the policy `trained`, and the Gibbs policy where it was drawn."""
+    methods = {"sft": summary.reference_metrics(), trained: summary.policy_metrics()}
     if (gibbs := summary.gibbs_metrics()) is not None:
         methods["gibbs"] = gibbs
     return methods
 
 
-def describe(recipe: Recipe, summary: Summary, methods: dict[str, Any], longer_answer: Estimate) -> dict[str, Any]:
-    """evaluation.json without the outside judge. longer_answer: the rate at which it is preferred."""
+def describe(
+    recipe: Recipe, summary: Summary, trained: str, methods: dict[str, Any], longer_answer: Estimate
+) -> dict[str, Any]:
+    """evaluation.json without the outside judge. trained: the policy's name among `methods`. longer_answer: the rate
+    at which it is preferred."""
     ratio, best = summary.ppo_over_gibbs(), summary.best_of_four()
     return {
         "methods": methods,
@@ -187,16 +193,14 @@ def describe(recipe: Recipe, summary: Summary, methods: dict[str, Any], longer_a
         "best_of_four": best.as_dict() if best else None,
         "longer_answer_baseline": longer_answer.as_dict(),
         "evaluation_labels": recipe.evaluation_labels,
-        "judge_notes": judge_notes(recipe) + trust_notes(methods[method_name(recipe)], best),
+        "judge_notes": judge_notes(recipe) + trust_notes(methods[trained], best),
     }
 
 
-def write_pairs(context: StageContext, reference: Path, content: dict[str, Any]) -> None:
-    """Write pairs.json: the two checkpoints, and `content`, the judge and the compared answers."""
-    root, policy = context.run.root, context.run.stage(context.recipe.aligner) / "model"
-    sources = {name: {"path": str(path.relative_to(root)), "sha256": weights_digest(path)}
-               for name, path in (("policy", policy), ("reference", reference))}  # fmt: skip
-    atomic.write_json(context.folder / "pairs.json", {**sources, **content})
+def checkpoint_facts(root: Path, **folders: Path) -> dict[str, dict[str, str]]:
+    """The checkpoints in `folders` by name: the path in `root`, and the digest of the weights."""
+    return {name: {"path": str(path.relative_to(root)), "sha256": weights_digest(path)}
+            for name, path in folders.items()}  # fmt: skip
 
 
 def quantised(recipe: Recipe) -> bool:
@@ -351,15 +355,14 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
     return line + (f", {100 * ratio.value:.0f} % of Gibbs" if ratio else "")
 
 
-def shown_samples(results: list[PromptResult], summary: Summary, recipe: Recipe) -> list[dict[str, Any]]:
-    """Answers before and after for the report, prompts evenly spread."""
-    count = min(recipe.evaluate.shown_samples, len(results))
-    picked = np.linspace(0, len(results) - 1, count).round().astype(int).tolist()
+def shown_samples(results: list[PromptResult], summary: Summary, trained: str, most: int) -> list[dict[str, Any]]:
+    """Up to `most` answers before and after for the report, prompts evenly spread. trained: the policy's name."""
+    picked = np.linspace(0, len(results) - 1, min(most, len(results))).round().astype(int).tolist()
     gibbs = summary.gibbs_picks() if results[0].candidates else None
     shown = []
     for index in picked:
         result = results[index]
-        answers = {"sft": result.reference[0], method_name(recipe): result.policy[0]}
+        answers = {"sft": result.reference[0], trained: result.policy[0]}
         if gibbs is not None:
             answers["gibbs"] = result.candidates[gibbs[index]]
         shown.append({"prompt": dialogue(result.prompt), **{name: as_sample(each) for name, each in answers.items()}})

@@ -102,7 +102,6 @@ def run(context: StageContext) -> dict[str, Any]:
         fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings, held_out_noise)
     bonus = head_bonus(fit, features.rows(training), settings, recipe.seed)
     set_score_weight(result.model, fit.weight)
-    model = RewardModel(result.model, reward_bound=settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
     check = held_out(model, features.rows(validation), held_out_noise)

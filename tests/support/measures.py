@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support import rooms
 from support.rooms import Sources, closure, dotted, read_sources, room_of
@@ -76,8 +78,8 @@ def journey(sources: Sources, start: str, most: int = 400) -> tuple[int, int]:
     """(files, returns) of the calls that hand on the first parameter, whole or in part, depth first.
 
     A call counts where the passenger, or something read from it, stands in an argument or is the object of a method.
-    A method is known by `self`, or by a name that one class of the project has and nothing of Python's own (`replace`
-    may be of a text). The trip ends after `most` calls.
+    A method is known by `self`, or by a name that one class of the project has and nothing of Python's or NumPy's own
+    (`replace` may be of a text, `mean` of an array). The trip ends after `most` calls.
     """
     table, imported = functions(sources), {path: visible(tree, sources) for path, tree in sources.items()}
     files, left, returns, calls = set(), set(), 0, 0
@@ -141,7 +143,7 @@ def _target(called: ast.expr, caller: str, path: str, names: Mapping[str, str], 
         target = f"{caller.rpartition('.')[0]}.{called.attr}"
     else:
         methods = [name for name in table if name.endswith(f".{called.attr}") and "." in name.partition(":")[2]]
-        everyday = any(hasattr(kind, called.attr) for kind in (str, dict, list, set, Path, os))
+        everyday = any(hasattr(kind, called.attr) for kind in (str, dict, list, set, Path, os, np.ndarray))
         return methods[0] if len(methods) == 1 and not everyday else ""
     constructors = (f"{target}.__init__", f"{target}.__post_init__")
     return next((name for name in (target, *constructors) if name in table), "")
