@@ -31,6 +31,7 @@ from private_rlhf.recipe.recipe import changed_keys, shareable_yaml
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import NAMES, STAGES, Stage, preflight, stage_of, stages_of
 from private_rlhf.stages.launch_strategies import WHOLE, strategy
+from private_rlhf.stages.pace import rest_of
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,8 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
         run.reopen(stage.name)
         if not stage.prints:
             (run.root / "metrics.json").unlink(missing_ok=True)  # of other results than the run will hold
-        say(f"{stage.name}: starts, stage {stages.index(stage.name) + 1} of {len(stages)}")
+        place = f"stage {stages.index(stage.name) + 1} of {len(stages)}"
+        say(f"{stage.name}: starts, {place}{rest_of(recipe, run, stages, stage.name)}")
         _claim_checkpoints(stage, context)
     barrier(world)
     started = time.monotonic()

@@ -60,7 +60,7 @@ from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.numerics import precision
 from private_rlhf.lm.saving import ADAPTER, QUANTISED_REFERENCE, REFERENCE
-from private_rlhf.recipe import Recipe
+from private_rlhf.recipe import EvaluateConfig, Recipe
 from private_rlhf.reward_models.external import key_names
 from private_rlhf.reward_models.scorer import RewardScorer, load_scorer
 from private_rlhf.rl.engines import connect
@@ -81,8 +81,8 @@ def run(context: StageContext) -> dict[str, Any]:
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
     scorer = load_scorer(context.reward_model, recipe.model, size, use_bonus=use_bonus)
     scorer.checkpoint.model.model.to(accelerator.device)
-    name = truth_name(settings.truth, recipe.data.evaluation_prompts)
-    truth = None if name is None else reward_function(name)
+    known_truth = truth_name(settings.truth, recipe.data.evaluation_prompts)
+    truth = None if known_truth is None else reward_function(known_truth)
 
     # --- answers of both policies, and the Gibbs policy of the same r̂ -------------------------------------------------
     everything = evaluation_prompts(recipe.data, run_dir.released)
@@ -122,8 +122,7 @@ def run(context: StageContext) -> dict[str, Any]:
     for name, metrics in methods.items():
         metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace") | terms
     trained = methods[method]
-    if judge is not None and rates is not None:
-        trained |= {f"{metric}_judge": rates[name] for metric, name in JUDGED.items()}
+    trained |= {f"{metric}_judge": rates[name] for metric, name in JUDGED.items()} if rates is not None else {}
     evaluation = describe(recipe, summary, method, methods, longer_answer_baseline(pairs, noise))
     facts = None if judge is None else judge.facts
     evaluation["judge"] = None if facts is None else {**facts, "rates": rates}
@@ -133,8 +132,7 @@ def run(context: StageContext) -> dict[str, Any]:
         choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
         write_decisions(context.folder, choices, places, len(rows))
         atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
-        samples = shown_samples(results, summary, method, settings.shown_samples)
-        atomic.write_json(context.folder / "samples.json", samples)
+        atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, method, settings))
         sources = checkpoint_facts(run_dir.root, policy=policy_path, reference=reference_path)
         atomic.write_json(context.folder / "pairs.json", {**sources, "judge": facts, "pairs": compared})
         write_results(policy_path, card_lines(trained))
@@ -355,9 +353,12 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
     return line + (f", {100 * ratio.value:.0f} % of Gibbs" if ratio else "")
 
 
-def shown_samples(results: list[PromptResult], summary: Summary, trained: str, most: int) -> list[dict[str, Any]]:
-    """Up to `most` answers before and after for the report, prompts evenly spread. trained: the policy's name."""
-    picked = np.linspace(0, len(results) - 1, min(most, len(results))).round().astype(int).tolist()
+def shown_samples(
+    results: list[PromptResult], summary: Summary, trained: str, settings: EvaluateConfig
+) -> list[dict[str, Any]]:
+    """Answers before and after for the report, prompts evenly spread. trained: the policy's name."""
+    count = min(settings.shown_samples, len(results))
+    picked = np.linspace(0, len(results) - 1, count).round().astype(int).tolist()
     gibbs = summary.gibbs_picks() if results[0].candidates else None
     shown = []
     for index in picked:

@@ -116,7 +116,7 @@ def test_light_packages_load_without_torch(sources: Sources) -> None:
     assert not {trail for name in light for trail in heavy(name, set())}
 
 
-KNOWN_TO_RUNNER = {f"private_rlhf.stages.{name}" for name in ("context", "declarations", "launch_strategies")}
+KNOWN_TO_RUNNER = {f"private_rlhf.stages.{name}" for name in ("context", "declarations", "launch_strategies", "pace")}
 
 
 def test_nothing_imports_a_stage(sources: Sources) -> None:

@@ -23,7 +23,7 @@ GUARD = "private_rlhf.data.overlap:protected_pairs"
 # What learns, samples, measures or prints. `stages.privatize` and `data.curate` randomise; the runner
 # and the command line start stages by name.
 STAGES = ("checks", "context", "declarations", "dpo", "entry", "evaluate", "grpo", "gvpo",
-          "launch_strategies", "on_prompts", "ppo", "report", "reward", "rloo", "sft")
+          "launch_strategies", "on_prompts", "pace", "ppo", "report", "reward", "rloo", "sft")
 OUTSIDE = (
     "private_rlhf.core",
     "private_rlhf.data.row_counts",

@@ -144,7 +144,7 @@ def test_a_changed_ppo_key_runs_ppo_and_what_follows(workspace: Workspace, finis
     run = copy_of(finished_run, tmp_path / "run")
     done = workspace.run_here(run, "ppo.iterations=2")
     assert stages_started(done) == ["ppo", "evaluate", "report"]
-    assert "ppo: starts, stage 4 of 6" in done.stderr
+    assert "ppo: starts, stage 4 of 6 [#" in done.stderr
     assert len((run / "ppo" / "history.jsonl").read_text().splitlines()) == 2
     for stage in ("privatize", "sft", "reward"):
         assert tree(run / stage) == tree(finished_run / stage)
