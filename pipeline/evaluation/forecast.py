@@ -1,9 +1,9 @@
 """A forecast of what n labels at ε bring, before anyone is asked: rewards learnt from simulated people's labels.
 
-A simulated reward is linear in coordinates of answers and as strong as the agreement of two people says. n labels of
-random pairs follow Bradley–Terry and are randomised; `private_likelihood` with the ridge of the largest evidence learns
-from them, as `reward.ridge: evidence` does. Its policy is the Gibbs policy among the answers to a prompt, π ∝
-exp(r̂/kl_coef), and is judged by the simulated reward.
+A simulated reward is linear in coordinates of answers and as strong as the agreement of two people says, which is
+stated or read from pilot labels. n labels of random pairs follow Bradley–Terry and are randomised; `private_likelihood`
+with the ridge of the largest evidence learns from them, as `reward.ridge: evidence` does. Its policy is the Gibbs
+policy among the answers to a prompt, π ∝ exp(r̂/kl_coef), and is judged by the simulated reward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from private_rlhf.accounting.conversions import zcdp_rho
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.reward_models.basis import identity_basis
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from private_rlhf.reward_models.linear import minimize, pair_problem
@@ -27,6 +29,20 @@ from tqdm import tqdm
 FEATURES, PROMPTS, ANSWERS = 32, 200, 32
 TILTS = (0.0, -1.0)
 """θ's variance in a direction of second moment m is m^tilt: leading directions of the answers decide, or all alike."""
+DELTA = 1e-6  # of central trust
+PILOT_DRAWS, PILOT_SCALES = 500, np.geomspace(0.05, 10.0, 40)  # nats: people agree on 50 % to 92 %
+
+Terms = float | tuple[tuple[float, float], ...]
+"""ε of every label, or (ε, share of the labels) by rising ε."""
+
+
+def noise_of(terms: Terms, count: int) -> LabelNoise | LevelledNoise:
+    """The noise of labels; each ε has its share of the first 10 as of all."""
+    if not isinstance(terms, tuple):
+        return LabelNoise.of(terms)
+    epsilons, shares = zip(*terms, strict=True)
+    even = np.arange(count) * 0.6180339887498949 % 1.0  # multiples of the golden ratio spread evenly, however many
+    return LevelledNoise(tuple(map(LabelNoise.of, epsilons)), np.searchsorted(np.cumsum(shares)[:-1], even, "right"))
 
 
 def agreement_of(scale: float) -> float:
@@ -47,17 +63,34 @@ class Answers:
     x: Tensor
 
     @classmethod
-    def normal(cls, seed: int = 0) -> Answers:
-        """Answers of a model that is not there yet: 32 independent normal features."""
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(PROMPTS, ANSWERS, FEATURES, generator=generator, dtype=torch.float64)
-        return cls(noise / math.sqrt(2.0))
+    def normal(cls, moments: Tensor | None = None) -> Answers:
+        """Answers of a model that is not there yet: independent normal features, 32 or with these `moments` (k,)."""
+        moments = torch.ones(FEATURES, dtype=torch.float64) if moments is None else moments
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(PROMPTS, ANSWERS, len(moments), generator=generator, dtype=torch.float64)
+        return cls(noise * (moments / 2.0).sqrt())
 
     @cached_property
     def differences(self) -> Tensor:
         """(P, k): of every pair of answers to the same prompt."""
         one, other = torch.triu_indices(self.x.shape[1], self.x.shape[1], offset=1)
         return (self.x[:, one] - self.x[:, other]).flatten(0, 1)
+
+    @cached_property
+    def moments(self) -> Tensor:
+        """(k,): mean squares of the differences."""
+        return self.differences.square().mean(dim=0).clamp(min=1e-12)
+
+    def reward(self, number: int, generator: torch.Generator) -> Tensor:
+        """θ (k,) of simulated reward `number`, with margins of a standard deviation of 1 nat."""
+        theta = torch.randn(len(self.moments), generator=generator, dtype=torch.float64)
+        theta *= self.moments ** (TILTS[number % len(TILTS)] / 2)
+        return theta / (self.differences @ theta).square().mean().sqrt()
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """(k,): the mean variance of θ of simulated rewards."""
+        return torch.stack([self.moments**t / (self.moments ** (1.0 + t)).sum() for t in TILTS]).mean(dim=0)
 
     def gain(self, theta: Tensor, learnt: Tensor, kl_coef: float) -> float:
         """J = E[θx] − kl_coef·KL of the Gibbs policy of `learnt` (k,), less that of π_ref, by θ (k,)."""
@@ -89,42 +122,77 @@ def middle(values: np.ndarray) -> tuple[float, float, float]:
 
 def forecasts(
     answers: Answers,
-    cells: Sequence[tuple[int, float]],
-    agreement: float,
+    cells: Sequence[tuple[int, Terms]],
+    scales: Sequence[float],
     kl_coef: float,
-    rewards: int = 20,
     held: Answers | None = None,
 ) -> list[Forecast]:
-    """The forecast of each (labels n, ε). Cells share rewards, pairs, true labels and coins.
+    """The forecast of each (labels n, terms). Cells share rewards, pairs, true labels and coins.
 
-    agreement: of two people, in (½, 1). held: answers that judge; by default those that are asked about.
+    scales: the standard deviation of the margin of each simulated reward, nats (`margin_scale`). held: answers that
+    judge; by default those that are asked about.
     """
-    judged, scale = held or answers, margin_scale(agreement)
-    moments = answers.differences.square().mean(dim=0).clamp(min=1e-12)
-    results = np.zeros((len(cells), 3, rewards))
-    for number in tqdm(range(rewards), desc="simulated rewards", leave=False):
+    judged = held or answers
+    results = np.zeros((len(cells), 3, len(scales)))
+    for number, scale in enumerate(tqdm(scales, desc="simulated rewards", leave=False)):
         generator = torch.Generator().manual_seed(number)
-        theta = torch.randn(len(moments), generator=generator, dtype=torch.float64)
-        theta *= moments ** (TILTS[number % len(TILTS)] / 2)
-        theta *= scale / (answers.differences @ theta).square().mean().sqrt()
+        theta = scale * answers.reward(number, generator)
         most = max(labels for labels, _ in cells)
         rows = answers.differences[torch.randint(len(answers.differences), (most,), generator=generator)]
         coins = torch.rand(2, most, generator=generator, dtype=torch.float64)
         true = torch.where(coins[0] < torch.sigmoid(rows @ theta), 1.0, -1.0).double()
         learnt = {cell: learn(rows[: cell[0]], true, coins[1], cell[1])
                   for cell in {*cells, *((labels, math.inf) for labels, _ in cells)}}  # fmt: skip
-        for place, (labels, epsilon) in enumerate(cells):
-            gains = [judged.gain(theta, learnt[labels, each], kl_coef) for each in (epsilon, math.inf)]
-            ordered = (judged.differences @ learnt[labels, epsilon]) * (judged.differences @ theta) > 0
+        for place, (labels, terms) in enumerate(cells):
+            gains = [judged.gain(theta, learnt[labels, each], kl_coef) for each in (terms, math.inf)]
+            ordered = (judged.differences @ learnt[labels, terms]) * (judged.differences @ theta) > 0
             results[place, :, number] = *gains, float(ordered.double().mean())
     return [Forecast(*cell) for cell in results]
 
 
-def learn(rows: Tensor, true: Tensor, coins: Tensor, epsilon: float) -> Tensor:
-    """θ̂ (k,) of labels of pairs that differ by rows (n, k), flipped at ε where a coin says so; true ±1 and coins, n
-    or more."""
-    noise, zeros, count = LabelNoise.of(epsilon), torch.zeros_like(rows), len(rows)
-    label = torch.where(coins[:count] < noise.keep_prob, true[:count], -true[:count])
+def learn(rows: Tensor, true: Tensor, coins: Tensor, terms: Terms) -> Tensor:
+    """θ̂ (k,) of labels of pairs that differ by rows (n, k), flipped where a coin says so, each read at its own ε; true
+    ±1 and coins, n or more."""
+    noise, zeros, count = noise_of(terms, len(rows)), torch.zeros_like(rows), len(rows)
+    kept = 1.0 - coins[:count] > torch.as_tensor(noise.flip_prob)
+    label = torch.where(kept, true[:count], -true[:count])
     problem = pair_problem(rows, zeros, label, noise, identity_basis(rows.shape[1]), None, "private_likelihood")
     ridge = ridge_by_evidence(rows, zeros, label, noise, None)
     return minimize(problem, ridge, torch.zeros(rows.shape[1], dtype=torch.float64), tolerance=1e-6)
+
+
+def pilot_scales(answers: Answers, x: Tensor, noise: LabelNoise | LevelledNoise, rewards: int) -> list[float]:
+    """The standard deviation of the margin, nats, as pilot labels tell it: 2.5 %, 50 % and 97.5 % of its confidence
+    distribution, and as many even quantiles as rewards are simulated.
+
+    x (n, k): coordinates of the answer that label i prefers less those of the other; noise: of the labels. Labels of a
+    strong reward go together: S = Σ f_i f_j x_i·W x_j is large, f = 2α − 1, W the variance of simulated rewards. A
+    quantile q is the scale at which S would reach what it is with probability q, by simulated rewards, labels and coins
+    on these pairs. So the interval holds the scale of such a reward in 95 % of pilots at any ε, within `PILOT_SCALES`.
+    """
+    factor, generator = torch.as_tensor(noise.factor, dtype=torch.float64), torch.Generator().manual_seed(0)
+    margins = torch.stack([x @ answers.reward(number, generator) for number in range(PILOT_DRAWS)])
+    coins = torch.rand(margins.shape, generator=generator, dtype=torch.float64)
+
+    def together(labels: Tensor) -> Tensor:
+        return ((labels * factor) @ x).square() @ answers.weights
+
+    measured, above = together(torch.ones(1, len(x), dtype=torch.float64)), []
+    for scale in PILOT_SCALES:
+        labels = torch.where(2.0 * coins - 1.0 < factor * torch.tanh(scale * margins / 2.0), 1.0, -1.0).double()
+        above.append(float((together(labels) >= measured).double().mean()))
+    quantiles = [0.025, 0.5, 0.975, *((number + 0.5) / rewards for number in range(rewards))]
+    return [float(scale) for scale in np.interp(quantiles, np.maximum.accumulate(above), PILOT_SCALES)]
+
+
+def central_worth(answers: Answers, labels: int, epsilon: float) -> int:
+    """True labels that carry as much as one noisy sum of the features of all preferred answers, (ε, `DELTA`)-private.
+
+    docs/explanation/central-label-dp.md: features x are clipped at their median norm c, and the sum has the variance
+    H + vI, H = Σ xxᵀ/4, v = c²/(2ρ). Directions of the basis weigh what they weigh in simulated rewards.
+    """
+    norm = answers.differences.norm(dim=1, keepdim=True)
+    clip = norm.median()
+    clipped = (answers.differences * clip / norm.clamp(min=clip)).square().mean(dim=0)
+    signal, noise = labels * clipped / 4.0, clip**2 / (2.0 * zcdp_rho(epsilon, DELTA))
+    return max(2, round(labels * float((answers.weights * clipped * signal / (signal + noise)).sum())))

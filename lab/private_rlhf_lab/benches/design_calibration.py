@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.evaluation.forecast import Answers, forecasts, learn, middle
+from private_rlhf.evaluation.forecast import Answers, forecasts, learn, margin_scale, middle
 from tqdm import tqdm
 
 from private_rlhf_lab.benches.epsilon_tables import interval
@@ -65,7 +65,8 @@ def main() -> None:
     answers, held = (Answers.normal(), None) if name == "linear" else (Answers(known.x), Answers(known.held_x))
     cells = [(count, epsilon) for count in COUNTS for epsilon in EPSILONS]
     agreed = agreement(known)
-    predicted = dict(zip(cells, forecasts(answers, cells, agreed, known.kl_coef, options.rewards, held), strict=True))
+    scales = [margin_scale(agreed)] * options.rewards
+    predicted = dict(zip(cells, forecasts(answers, cells, scales, known.kl_coef, held), strict=True))
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(COLUMNS)
