@@ -30,7 +30,7 @@ FEATURES, PROMPTS, ANSWERS = 32, 200, 32
 TILTS = (0.0, -1.0)
 """θ's variance in a direction of second moment m is m^tilt: leading directions of the answers decide, or all alike."""
 DELTA = 1e-6  # of central trust
-PILOT_DRAWS, PILOT_SCALES = 500, np.geomspace(0.05, 10.0, 40)  # nats: people agree on 50 % to 92 %
+PILOT_DRAWS, PILOT_SCALES = 600, np.geomspace(0.1, 8.0, 20)  # nats: people agree on 50 % to 90 %
 
 Terms = float | tuple[tuple[float, float], ...]
 """ε of every label, or (ε, share of the labels) by rising ε."""
@@ -47,8 +47,8 @@ def noise_of(terms: Terms, count: int) -> LabelNoise | LevelledNoise:
 
 def agreement_of(scale: float) -> float:
     """P(two people prefer the same of two answers), in [½, 1): Bradley–Terry, margins N(0, scale²) nats."""
-    coin, _ = integrate.quad(lambda z: stats.norm.pdf(z) * special.expit(scale * z) * special.expit(-scale * z), -9, 9)
-    return 1.0 - 2.0 * float(coin)
+    coin, _ = integrate.quad(lambda z: math.exp(-z * z / 2) * (p := special.expit(scale * z)) * (1.0 - p), -9, 9)
+    return 1.0 - 2.0 * float(coin) / math.sqrt(2.0 * math.pi)
 
 
 def margin_scale(agreement: float) -> float:
@@ -89,8 +89,8 @@ class Answers:
 
     @cached_property
     def weights(self) -> Tensor:
-        """(k,): the mean variance of θ of simulated rewards."""
-        return torch.stack([self.moments**t / (self.moments ** (1.0 + t)).sum() for t in TILTS]).mean(dim=0)
+        """(k, 2): the variance of θ of simulated rewards, by tilt."""
+        return torch.stack([self.moments**t / (self.moments ** (1.0 + t)).sum() for t in TILTS], dim=1)
 
     def gain(self, theta: Tensor, learnt: Tensor, kl_coef: float) -> float:
         """J = E[θx] − kl_coef·KL of the Gibbs policy of `learnt` (k,), less that of π_ref, by θ (k,)."""
@@ -162,27 +162,32 @@ def learn(rows: Tensor, true: Tensor, coins: Tensor, terms: Terms) -> Tensor:
 
 
 def pilot_scales(answers: Answers, x: Tensor, noise: LabelNoise | LevelledNoise, rewards: int) -> list[float]:
-    """The standard deviation of the margin, nats, as pilot labels tell it: 2.5 %, 50 % and 97.5 % of its confidence
-    distribution, and as many even quantiles as rewards are simulated.
+    """The standard deviation of the margin, nats, as pilot labels tell it: 2.5 %, 50 % and 97.5 % of what is believed
+    after them, and as many even quantiles as rewards are simulated.
 
     x (n, k): coordinates of the answer that label i prefers less those of the other; noise: of the labels. Labels of a
-    strong reward go together: S = Σ f_i f_j x_i·W x_j is large, f = 2α − 1, W the variance of simulated rewards. A
-    quantile q is the scale at which S would reach what it is with probability q, by simulated rewards, labels and coins
-    on these pairs. So the interval holds the scale of such a reward in 95 % of pilots at any ε, within `PILOT_SCALES`.
+    strong reward go together: S = Σ f_i f_j x_i·W x_j is large, f = 2α − 1, W the variance of rewards of a tilt. Both
+    log S are normal with the moments that they have for simulated rewards, labels and coins on these pairs. Before the
+    pilot every agreement of `PILOT_SCALES` is believed alike, and so are tilts.
     """
     factor, generator = torch.as_tensor(noise.factor, dtype=torch.float64), torch.Generator().manual_seed(0)
     margins = torch.stack([x @ answers.reward(number, generator) for number in range(PILOT_DRAWS)])
     coins = torch.rand(margins.shape, generator=generator, dtype=torch.float64)
 
-    def together(labels: Tensor) -> Tensor:
-        return ((labels * factor) @ x).square() @ answers.weights
+    def together(labels: Tensor) -> np.ndarray:
+        return np.log((((labels * factor) @ x).square() @ answers.weights).numpy())
 
-    measured, above = together(torch.ones(1, len(x), dtype=torch.float64)), []
+    measured, logs = together(torch.ones(1, len(x), dtype=torch.float64))[0], []
     for scale in PILOT_SCALES:
-        labels = torch.where(2.0 * coins - 1.0 < factor * torch.tanh(scale * margins / 2.0), 1.0, -1.0).double()
-        above.append(float((together(labels) >= measured).double().mean()))
+        preferred = 2.0 * coins - 1.0 < factor * torch.tanh(scale * margins / 2.0)
+        drawn = together(2.0 * preferred.double() - 1.0)
+        laws = (drawn[place :: len(TILTS)] for place in range(len(TILTS)))
+        logs.append([stats.multivariate_normal.logpdf(measured, law.mean(axis=0), np.cov(law.T) + 1e-9 * np.eye(2))
+                     for law in laws])  # fmt: skip
+    believed = np.exp(logs - np.max(logs)).sum(axis=1) * np.gradient([agreement_of(scale) for scale in PILOT_SCALES])
+    below = (np.cumsum(believed) - believed / 2.0) / believed.sum()
     quantiles = [0.025, 0.5, 0.975, *((number + 0.5) / rewards for number in range(rewards))]
-    return [float(scale) for scale in np.interp(quantiles, np.maximum.accumulate(above), PILOT_SCALES)]
+    return [float(scale) for scale in np.interp(quantiles, below, PILOT_SCALES)]
 
 
 def central_worth(answers: Answers, labels: int, epsilon: float) -> int:
@@ -195,4 +200,5 @@ def central_worth(answers: Answers, labels: int, epsilon: float) -> int:
     clip = norm.median()
     clipped = (answers.differences * clip / norm.clamp(min=clip)).square().mean(dim=0)
     signal, noise = labels * clipped / 4.0, clip**2 / (2.0 * zcdp_rho(epsilon, DELTA))
-    return max(2, round(labels * float((answers.weights * clipped * signal / (signal + noise)).sum())))
+    share = answers.weights.mean(dim=1) * clipped * signal / (signal + noise)
+    return max(2, round(labels * float(share.sum())))
