@@ -120,9 +120,7 @@ def draw(policy: str | None, prompts: str, pilot: Path | None = None, rewards: i
     from private_rlhf.data.release import read_release
     from private_rlhf.evaluation import checkpoint_comparison as checkpoints
     from private_rlhf.evaluation.forecast import Answers, pilot_scales
-    from private_rlhf.lm.base_models import base_checkpoint
-    from private_rlhf.lm.model_folders import check_checkpoint
-    from private_rlhf.lm.models import load_causal_lm
+    from private_rlhf.lm import base_models, model_folders, models
     from private_rlhf.online.pool import Candidates, CandidateSampler, candidate_basis, candidate_key
     from private_rlhf.recipe import EvaluateConfig, ModelConfig, RewardConfig
     from private_rlhf.reward_models.backbone import load_backbone
@@ -130,10 +128,11 @@ def draw(policy: str | None, prompts: str, pilot: Path | None = None, rewards: i
     from private_rlhf.reward_models.pairs import rendered_pairs
 
     release = None if pilot is None else read_release(pilot)
-    home = check_checkpoint(policy, "--policy") if policy else base_checkpoint(ModelConfig(source="smollm2"))
+    smollm2 = ModelConfig(source="smollm2")
+    home = model_folders.check_checkpoint(policy, "--policy") if policy else base_models.base_checkpoint(smollm2)
     renderer, dtype = checkpoints.renderer_of(home, None, None), checkpoints.stored_dtype(home, "cpu")
     layers = RewardModel(load_backbone(Path(home), RewardConfig(), dtype, renderer.tokenizer.pad_token_id))
-    model, batch = load_causal_lm(home, dtype) if policy else None, EvaluateConfig().batch_size
+    model, batch = models.load_causal_lm(home, dtype) if policy else None, EvaluateConfig().batch_size
     sampler = CandidateSampler(model, layers, renderer, batch, progress=True)
     if release is not None:
         rendered = rendered_pairs(release.rows, renderer, "drop")
@@ -161,8 +160,8 @@ def head(people: int, asked: int, each: Terms, told: Sequence[float] = ()) -> li
     title = f"# {labels} labels at ε = {text_of(each)}: {asked} of each of {people} people"
     true = f"{worth * labels:.0f} true labels would, Σ tanh²(ε/2): {1 / worth:.1f} are worth a true one."
     if told:
-        low, centre, high = (f"{100 * agreement_of(scale):.0f}" for scale in told[:3])
-        true += f" By the pilot two people agree on {centre} % of pairs (95 %: {low} to {high}), as features tell."
+        low, mid, high = (f"{100 * agreement_of(scale):.0f}" for scale in told[:3])
+        true += f" By the pilot two people agree on {mid} % of pairs (95 %: {low} to {high}), as far as features tell."
     return [title, "", f"They carry what {true}"]
 
 

@@ -37,7 +37,7 @@ Terms = float | tuple[tuple[float, float], ...]
 
 
 def noise_of(terms: Terms, count: int) -> LabelNoise | LevelledNoise:
-    """The noise of labels; each ε has its share of the first 10 as of all."""
+    """The noise of labels; each ε has its share of the first of them as of all."""
     if not isinstance(terms, tuple):
         return LabelNoise.of(terms)
     epsilons, shares = zip(*terms, strict=True)
@@ -132,8 +132,7 @@ def forecasts(
     scales: the standard deviation of the margin of each simulated reward, nats (`margin_scale`). held: answers that
     judge; by default those that are asked about.
     """
-    judged = held or answers
-    results = np.zeros((len(cells), 3, len(scales)))
+    judged, results = held or answers, np.zeros((len(cells), 3, len(scales)))
     for number, scale in enumerate(tqdm(scales, desc="simulated rewards", leave=False)):
         generator = torch.Generator().manual_seed(number)
         theta = scale * answers.reward(number, generator)
@@ -154,8 +153,7 @@ def learn(rows: Tensor, true: Tensor, coins: Tensor, terms: Terms) -> Tensor:
     """θ̂ (k,) of labels of pairs that differ by rows (n, k), flipped where a coin says so, each read at its own ε; true
     ±1 and coins, n or more."""
     noise, zeros, count = noise_of(terms, len(rows)), torch.zeros_like(rows), len(rows)
-    kept = 1.0 - coins[:count] > torch.as_tensor(noise.flip_prob)
-    label = torch.where(kept, true[:count], -true[:count])
+    label = torch.where(1.0 - coins[:count] > torch.as_tensor(noise.flip_prob), true[:count], -true[:count])
     problem = pair_problem(rows, zeros, label, noise, identity_basis(rows.shape[1]), None, "private_likelihood")
     ridge = ridge_by_evidence(rows, zeros, label, noise, None)
     return minimize(problem, ridge, torch.zeros(rows.shape[1], dtype=torch.float64), tolerance=1e-6)
@@ -179,11 +177,10 @@ def pilot_scales(answers: Answers, x: Tensor, noise: LabelNoise | LevelledNoise,
 
     measured, logs = together(torch.ones(1, len(x), dtype=torch.float64))[0], []
     for scale in PILOT_SCALES:
-        preferred = 2.0 * coins - 1.0 < factor * torch.tanh(scale * margins / 2.0)
-        drawn = together(2.0 * preferred.double() - 1.0)
-        laws = (drawn[place :: len(TILTS)] for place in range(len(TILTS)))
-        logs.append([stats.multivariate_normal.logpdf(measured, law.mean(axis=0), np.cov(law.T) + 1e-9 * np.eye(2))
-                     for law in laws])  # fmt: skip
+        drawn = together(torch.sign(factor * torch.tanh(scale * margins / 2.0) + 1.0 - 2.0 * coins))
+        laws = [drawn[place :: len(TILTS)] for place in range(len(TILTS))]
+        moments = ((law.mean(axis=0), np.cov(law.T) + 1e-9 * np.eye(2)) for law in laws)
+        logs.append([stats.multivariate_normal.logpdf(measured, *each) for each in moments])
     believed = np.exp(logs - np.max(logs)).sum(axis=1) * np.gradient([agreement_of(scale) for scale in PILOT_SCALES])
     below = (np.cumsum(believed) - believed / 2.0) / believed.sum()
     quantiles = [0.025, 0.5, 0.975, *((number + 0.5) / rewards for number in range(rewards))]
@@ -194,11 +191,10 @@ def central_worth(answers: Answers, labels: int, epsilon: float) -> int:
     """True labels that carry as much as one noisy sum of the features of all preferred answers, (ε, `DELTA`)-private.
 
     docs/explanation/central-label-dp.md: features x are clipped at their median norm c, and the sum has the variance
-    H + vI, H = Σ xxᵀ/4, v = c²/(2ρ). Directions of the basis weigh what they weigh in simulated rewards.
+    H + vI, H = Σ xxᵀ/4, v = c²/(2ρ): a share h/(h + v) is signal. Directions weigh what they weigh in rewards.
     """
     norm = answers.differences.norm(dim=1, keepdim=True)
     clip = norm.median()
-    clipped = (answers.differences * clip / norm.clamp(min=clip)).square().mean(dim=0)
-    signal, noise = labels * clipped / 4.0, clip**2 / (2.0 * zcdp_rho(epsilon, DELTA))
-    share = answers.weights.mean(dim=1) * clipped * signal / (signal + noise)
-    return max(2, round(labels * float(share.sum())))
+    square = (answers.differences * clip / norm.clamp(min=clip)).square().mean(dim=0)
+    share = square / (square + 4.0 * clip**2 / (2.0 * zcdp_rho(epsilon, DELTA) * labels))
+    return max(2, round(labels * float((answers.weights.mean(dim=1) * square * share).sum())))

@@ -6,7 +6,7 @@ import ast
 
 READ = {
     "config": "recipe", "run_dir": "run directory: `RunDir.check`", "run": "run directory", "runs": "run directories",
-    "targets": "releases", "key": "key", "bundle": "release",
+    "targets": "releases", "key": "key", "bundle": "release", "pilot": "release",
     "source": "tasks, or a copy of a state folder", "pairs": "questions", "guidelines": "text",
     "pool": "a pool that is there", "model_config": "config.json",
     "store": "store: what is there must be one",
