@@ -40,7 +40,7 @@ def design(
         float | None, typer.Option("--budget", help="ε of all answers of a person: the best number of them is asked.")
     ] = None,
     mix: Annotated[str | None, typer.Option("--mix", help="Share of people by ε of an answer: 0.5:0.3,2:0.7")] = None,
-    agreement: Annotated[float | None, typer.Option("--agreement", help="How often two people agree; 0.65.")] = None,
+    agreement: Annotated[float | None, typer.Option("--agreement", help="How often two people agree (0.65).")] = None,
     pilot: Annotated[Path | None, typer.Option("--pilot", help="A release, to estimate --agreement from.")] = None,
     kl_coef: Annotated[float, typer.Option("--kl-coef", min=1e-3, help="Of J.")] = 0.5,
     policy: Annotated[
