@@ -14,6 +14,9 @@ from typing import Any
 import hypothesis
 import pytest
 from private_rlhf.privacy.keys import keygen
+from support.browsers import Browser, Tab
+from support.chromium import Chromium
+from support.firefox import Firefox
 from support.pipeline_runs import Workspace
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -179,3 +182,18 @@ def quick_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="module", params=[Chromium, Firefox], ids=["chromium", "firefox"])
+def browser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Each browser in turn, started once for a module; one that is not installed skips."""
+    with request.param(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    """A new tab of each browser."""
+    tab = browser.tab()
+    yield tab
+    tab.close()

@@ -18,7 +18,8 @@ from private_rlhf.labelling.questions import Question, make_question, write_ques
 from private_rlhf.labelling.server import ANSWER_BYTES, LabelServer
 from private_rlhf.labelling.store import AnswerStore
 from scipy.stats import binom
-from support.chromium import Chromium, Tab, wait_for
+from support.browsers import wait_for
+from support.chromium import Chromium, Tab
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from labelling.test_page import answer, enter, serving
 from labelling.test_words import LANGUAGES
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.store import AnswerStore
-from support.chromium import Chromium, Tab, wait_for
+from support.browsers import Tab, wait_for
 
 QUESTIONS = [make_question("q0", "What should I cook tonight?", "Fried rice with eggs.", "Ask a friend."),
              *(make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(1, 9))]  # fmt: skip
@@ -35,7 +35,6 @@ class Stranger:
 
     def __init__(self, tab: Tab) -> None:
         self.tab, self.seconds, self._read = tab, 0.0, set[str]()
-        tab.call("Accessibility.enable")
 
     def read(self) -> None:
         new = set(self.tab.run(ON_SCREEN)) - self._read
@@ -44,49 +43,43 @@ class Stranger:
         self.seconds += 60 * words / WORDS_A_MINUTE
 
     def click(self, name: str) -> None:
-        """On the enabled button of this name."""
-        for node in self.tab.call("Accessibility.getFullAXTree")["nodes"]:
-            state = {each["name"]: each["value"].get("value") for each in node.get("properties", ())}
-            if node.get("role", {}).get("value") == "button" and re.match(name, node["name"]["value"]):
-                assert not state.get("disabled"), name
-                box = self.tab.call("DOM.getBoxModel", backendNodeId=node["backendDOMNodeId"])["model"]["content"]
-                place = {"x": (box[0] + box[4]) / 2, "y": (box[1] + box[5]) / 2, "button": "left", "clickCount": 1}
-                for kind in ("mousePressed", "mouseReleased"):
-                    self.tab.call("Input.dispatchMouseEvent", type=kind, **place)
-                self.seconds += SECONDS_A_CLICK
-                return
-        raise AssertionError(f"no button {name}")
+        self.tab.click(name)
+        self.seconds += SECONDS_A_CLICK
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)], ids=["desk", "phone"])
-def test_a_stranger_answers_within_twenty_seconds(tmp_path: Path, width: int, height: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "height", "give"),
+    [(1280, 800, "Give answer Enter"), (390, 844, "Give answer")],
+    ids=["desk", "phone"],
+)
+def test_a_stranger_answers_within_twenty_seconds(
+    tmp_path: Path, tab: Tab, width: int, height: int, give: str
+) -> None:
     """With the practice, all words that are on the screen, and those of the question itself."""
     store = AnswerStore(tmp_path / "store", 1.0, 20.0)
     store.ask(QUESTIONS)
-    with serving(store, guidelines="# Be fair") as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
-        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    with serving(store, guidelines="# Be fair") as server:
+        tab.resize(width, height)
         tab.open(f"http://127.0.0.1:{server.port}/#{store.add_person('anna')}")
         stranger, practised = Stranger(tab), 0.0
         for question in ("state.practising", "state.shown !== null"):
             tab.wait(question)
             stranger.read()
-            stranger.click("Answer 1")
+            stranger.click("Answer 1 is better")
             stranger.read()
-            stranger.click("Give answer")
+            stranger.click(give)
             practised = practised or stranger.seconds
         wait_for(lambda: store.answers(), "an answer")
     print(f"{width} x {height}: practice after {practised:.1f} s, the first answer after {stranger.seconds:.1f} s")
     assert practised < stranger.seconds <= 20
 
 
-def test_of_the_practice_nothing_is_drawn_kept_or_sent(tmp_path: Path) -> None:
+def test_of_the_practice_nothing_is_drawn_kept_or_sent(tmp_path: Path, tab: Tab) -> None:
     """Then the questions come; the practice does not come again."""
     store = AnswerStore(tmp_path / "store", 1.0)
     store.ask(QUESTIONS)
-    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
+    with serving(store) as server:
         tab.open(f"http://127.0.0.1:{server.port}/#{store.add_person('anna')}")
         tab.wait("state.practising && !byId('question').hidden")
         sent = len(tab.requests())
@@ -108,12 +101,11 @@ def test_of_the_practice_nothing_is_drawn_kept_or_sent(tmp_path: Path) -> None:
         assert not tab.run("state.practising")
 
 
-def test_guidelines_are_shown_as_markdown_and_not_as_markup(tmp_path: Path) -> None:
+def test_guidelines_are_shown_as_markdown_and_not_as_markup(tmp_path: Path, tab: Tab) -> None:
     store = AnswerStore(tmp_path / "store", 1.0)
     store.ask(QUESTIONS)
     text = "# Rules\n\n1. **True** first\n\n<script>globalThis.hit = 1</script>"
-    with serving(store, guidelines=text) as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
+    with serving(store, guidelines=text) as server:
         enter(tab, f"http://127.0.0.1:{server.port}/#{store.add_person('anna')}")
         tab.wait("!byId('guidelines').hidden")
         assert not tab.run("byId('guidelines').open")
@@ -123,13 +115,12 @@ def test_guidelines_are_shown_as_markdown_and_not_as_markup(tmp_path: Path) -> N
         assert tab.run("byId('guidelines').textContent.includes('<script>') && globalThis.hit === undefined")
 
 
-def test_the_page_speaks_the_browser_s_language_until_another_is_chosen(tmp_path: Path) -> None:
+def test_the_page_speaks_the_browser_s_language_until_another_is_chosen(tmp_path: Path, tab: Tab) -> None:
     """The words of the controls, the direction, and what is said. Which one is not sent."""
     store = AnswerStore(tmp_path / "store", 1.0)
     store.ask(QUESTIONS)
-    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
-        tab.call("Emulation.setUserAgentOverride", userAgent="x", acceptLanguage="nb-NO,fr-CA,en")
+    with serving(store) as server:
+        tab.speak("nb-NO,fr-CA,en")
         enter(tab, f"http://127.0.0.1:{server.port}/#{store.add_person('anna')}")
         tab.wait("!byId('question').hidden")
         assert tab.run("[document.documentElement.lang, byId('title').textContent]") == ["fr", LANGUAGES["fr"]["title"]]
@@ -145,13 +136,12 @@ def test_the_page_speaks_the_browser_s_language_until_another_is_chosen(tmp_path
         assert tab.run("byId('give').textContent").startswith(LANGUAGES["de"]["give"])
 
 
-def test_two_long_answers_scroll_together(tmp_path: Path) -> None:
+def test_two_long_answers_scroll_together(tmp_path: Path, tab: Tab) -> None:
     """By their share of the way; on a phone they stand below each other and do not scroll."""
     store = AnswerStore(tmp_path / "store", 1.0)
     store.ask([make_question("q", "p", 60 * "short line\n\n", 60 * f"{400 * 'x'}\n\n")])
-    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
-        tab.call("Emulation.setDeviceMetricsOverride", width=1200, height=800, deviceScaleFactor=1, mobile=False)
+    with serving(store) as server:
+        tab.resize(1200, 800)
         enter(tab, f"http://127.0.0.1:{server.port}/#{store.add_person('anna')}")
         tab.wait("!byId('question').hidden")
         share = "(box) => box.scrollTop / (box.scrollHeight - box.clientHeight)"
@@ -160,15 +150,14 @@ def test_two_long_answers_scroll_together(tmp_path: Path) -> None:
             tab.run(f"BOXES[{leader}].scrollTop = {0.3 * leader} * {way}")
             tab.wait(f"Math.abs(({share})(BOXES[{other}]) - {0.3 * leader}) < 0.01")
             tab.wait("leader === null")
-        tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=False)
+        tab.resize(390, 800)
         tab.wait("BOXES.every((box) => box.scrollHeight === box.clientHeight && !box.hasAttribute('tabindex'))")
 
 
-def test_whoever_answered_is_thanked(tmp_path: Path) -> None:
+def test_whoever_answered_is_thanked(tmp_path: Path, tab: Tab) -> None:
     store = AnswerStore(tmp_path / "store", 1.0, 2.0)
     store.ask(QUESTIONS)
-    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
+    with serving(store) as server:
         enter(tab, f"http://127.0.0.1:{server.port}/#{store.add_person('anna')}")
         for _ in range(2):
             answer(tab, "ArrowLeft")

@@ -17,7 +17,7 @@ from private_rlhf.core.stats import wilson
 from private_rlhf.labelling.questions import Question, make_question
 from private_rlhf.labelling.server import LabelServer
 from private_rlhf.labelling.store import AnswerStore
-from support.chromium import Chromium, wait_for
+from support.browsers import Tab, wait_for
 
 SHARED = [make_question(f"{i} {who}", f"prompt {i}", "yes", "no") for i in range(60) for who in "ab"]
 
@@ -139,18 +139,16 @@ def test_guidelines_must_be_a_short_text(
 
 
 @pytest.mark.slow
-def test_the_operator_s_page_in_a_browser(store: AnswerStore, server: LabelServer, tmp_path: Path) -> None:
+def test_the_operator_s_page_in_a_browser(store: AnswerStore, server: LabelServer, tmp_path: Path, tab: Tab) -> None:
     answer_pairs(store, 50, 19)
-    with Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
-        tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
-        tab.wait("document.querySelectorAll('#days rect').length === 1")
-        assert tab.run("document.getElementById('agreement').textContent") == of_fifty(31)
-        tab.run("byId('name').value = 'Čaro'; byId('invite').requestSubmit()")
-        tab.wait("byId('invitations').querySelector('img')?.naturalWidth > 100")
-        assert tab.run("byId('invitations').querySelector('p').textContent").startswith("https://label.example.org/#")
-        tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-        tab.run("byId('export').click()")
-        wait_for(lambda: (tmp_path / "answers.jsonl").is_file(), "the file")
-        assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 100
-        assert not [each for each in tab.events if each["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]
+    tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
+    tab.wait("document.querySelectorAll('#days rect').length === 1")
+    assert tab.run("document.getElementById('agreement').textContent") == of_fifty(31)
+    tab.run("byId('name').value = 'Čaro'; byId('invite').requestSubmit()")
+    tab.wait("byId('invitations').querySelector('img')?.naturalWidth > 100")
+    assert tab.run("byId('invitations').querySelector('p').textContent").startswith("https://label.example.org/#")
+    tab.save_in(tmp_path)
+    tab.run("byId('export').click()")
+    wait_for(lambda: (tmp_path / "answers.jsonl").is_file(), "the file")
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 100
+    assert tab.errors() == []

@@ -17,7 +17,7 @@ from private_rlhf.labelling.labellers import answers_within
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.server import ANSWER_BYTES, LabelServer, Page
 from private_rlhf.labelling.store import AnswerStore
-from support.chromium import Chromium, Tab
+from support.browsers import Tab
 
 PAGE = Path(private_rlhf.labelling.__file__).with_name("page.html")
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
@@ -59,31 +59,28 @@ def test_a_page_names_its_own_script_and_style(name: str) -> None:
     assert len(named) == 2
 
 
-def test_the_threshold_is_the_mechanism_s(tmp_path: Path) -> None:
+def test_the_threshold_is_the_mechanism_s(tab: Tab) -> None:
     """Every bit of it, and how many answers a budget holds."""
     epsilons = [2.0**-128, 2.0**-127, 1e-30, 1e-9, 0.1, 0.25, 1 / 3, 0.5, 1.0, 1.1, 2.18, 10.0, 37.5, 90.0, 99.9, 100.0]
     budgets = [(0.3, 0.1), (2.0, 2.18), (1.0, 0.1), (5.0, 1.5), (8.0, 1.0), (0.7, 0.1), (77.7, 0.3)]
-    with Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
-        tab.open(PAGE.as_uri())
-        thresholds = tab.run(f"{epsilons}.map((epsilon) => keepThreshold(epsilon).toString())")
-        assert [int(each) for each in thresholds] == [keep_threshold(epsilon) for epsilon in epsilons]
-        for budget, epsilon in budgets:
-            most = tab.run(f"""(() => {{
-                const given = [];
-                while (fits(cost(given), {epsilon}, {budget})) given.push({{ z: 1, epsilon: {epsilon} }}, {{ z: 0 }});
-                return given.length / 2;
-            }})()""")
-            assert most == answers_within(budget, epsilon)
+    tab.open(PAGE.as_uri())
+    thresholds = tab.run(f"{epsilons}.map((epsilon) => keepThreshold(epsilon).toString())")
+    assert [int(each) for each in thresholds] == [keep_threshold(epsilon) for epsilon in epsilons]
+    for budget, epsilon in budgets:
+        most = tab.run(f"""(() => {{
+            const given = [];
+            while (fits(cost(given), {epsilon}, {budget})) given.push({{ z: 1, epsilon: {epsilon} }}, {{ z: 0 }});
+            return given.length / 2;
+        }})()""")
+        assert most == answers_within(budget, epsilon)
 
 
-def test_one_answer_in_a_browser(tmp_path: Path) -> None:
+def test_one_answer_in_a_browser(tmp_path: Path, tab: Tab) -> None:
     """At ε = 100 no draw turns a label: what is reported is what was chosen, and nothing else left the page."""
     store = AnswerStore(tmp_path / "store", 100.0)
     store.ask(QUESTIONS[:3])
     link = store.add_person("anna")
-    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
+    with serving(store) as server:
         enter(tab, f"http://127.0.0.1:{server.port}/#{link}")
         for id in ("q0", "q1"):
             tab.wait(f"byId('prompt').textContent === 'prompt {id[1]}'")
@@ -98,7 +95,6 @@ def test_one_answer_in_a_browser(tmp_path: Path) -> None:
         assert store.answer_counts() == {"anna": {store.epsilon: 2}}
         sent = [(each["method"], each["url"].rpartition("/")[2].partition("#")[0]) for each in tab.requests()]
         assert set(sent) == {("GET", ""), ("POST", "claim"), ("GET", "questions"), ("POST", "answer")}
-        bodies = [each["postData"] for each in tab.requests() if each["url"].endswith("/answer")]
-        assert {len(body) for body in bodies} == {ANSWER_BYTES}
-        assert len(bodies) == 3
-        assert not [each for each in tab.events if each["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]
+        sizes = [each["bodySize"] for each in tab.requests() if each["url"].endswith("/answer")]
+        assert sizes == 3 * [ANSWER_BYTES]
+        assert tab.errors() == []

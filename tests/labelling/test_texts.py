@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from labelling.test_page import PAGE
-from support.chromium import Chromium, Tab
+from support.browsers import Browser, Tab
 
 ALLOWED = {"P", "H3", "UL", "OL", "LI", "PRE", "CODE", "EM", "STRONG", "DEL", "BLOCKQUOTE", "HR", "DIV", "SPAN",
            "TABLE", "THEAD", "TBODY", "TR", "TH", "TD"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def tab(browser: Browser) -> Tab:
     """The page from disk, with a box for texts."""
-    with Chromium(tmp_path_factory.mktemp("texts") / "profile") as browser:
-        tab = browser.tab()
-        tab.open(PAGE.as_uri())
-        tab.run("globalThis.box = document.body.appendChild(make('div', [], 'text')); 1")
-        yield tab
+    tab = browser.tab()
+    tab.open(PAGE.as_uri())
+    tab.run("globalThis.box = document.body.appendChild(make('div', [], 'text')); 1")
+    return tab
 
 
 def shown(tab: Tab, text: Any) -> dict[str, Any]:
