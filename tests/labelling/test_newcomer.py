@@ -130,6 +130,9 @@ def test_the_page_speaks_the_browser_s_language_until_another_is_chosen(tmp_path
             assert tab.run("document.documentElement.dir") == LANGUAGES[code]["direction"]
             tab.press("t")
             assert LANGUAGES[code]["tie"] in tab.run("byId('said').textContent")
+            tab.press("u", "ArrowRight")
+            assert tab.run(f"BOXES[{'12'[code == 'de']}].getBoundingClientRect().left > innerWidth / 2")
+            assert tab.run("state.chosen") == ("second" if code == "de" else "first"), "the arrow points at it"
             tab.press("u")
         assert len(tab.requests()) == sent
         enter(tab, tab.run("location.href"))

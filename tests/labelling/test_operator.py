@@ -149,6 +149,7 @@ def test_the_operator_s_page_in_a_browser(store: AnswerStore, server: LabelServe
     assert tab.run("byId('invitations').querySelector('p').textContent").startswith("https://label.example.org/#")
     tab.save_in(tmp_path)
     tab.run("byId('export').click()")
-    wait_for(lambda: (tmp_path / "answers.jsonl").is_file(), "the file")
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 100
+    saved = tmp_path / "answers.jsonl"
+    wait_for(lambda: saved.is_file() and saved.stat().st_size, "the file")
+    assert len(saved.read_text().splitlines()) == 100
     assert tab.errors() == []
