@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -185,9 +185,16 @@ def quick_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=[Chromium, Firefox], ids=["chromium", "firefox"])
-def browser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Each browser in turn, started once for a module; one that is not installed skips."""
-    with request.param(tmp_path_factory.mktemp("browser")) as browser:
+def program(request: pytest.FixtureRequest) -> Callable[[Path], Browser]:
+    """Each browser in turn, to be started with a folder; one that is not installed skips."""
+    start: Callable[[Path], Browser] = request.param
+    return start
+
+
+@pytest.fixture(scope="module")
+def browser(program: Callable[[Path], Browser], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Each browser in turn, started once for a module."""
+    with program(tmp_path_factory.mktemp("browser")) as browser:
         yield browser
 
 

@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from private_rlhf.labelling.questions import Question, make_question, write_ques
 from private_rlhf.labelling.server import ANSWER_BYTES, LabelServer
 from private_rlhf.labelling.store import AnswerStore
 from scipy.stats import binom
-from support.browsers import wait_for
-from support.chromium import Chromium, Tab
+from support.axe import check_barriers
+from support.browsers import Browser, Tab, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -32,14 +31,10 @@ def store(tmp_path: Path) -> AnswerStore:
     return store
 
 
-@contextmanager
-def opened(server: LabelServer, folder: Path, link: str) -> Iterator[Tab]:
-    """A tab at a person's link."""
-    with Chromium(folder) as browser:
-        tab = browser.tab()
-        enter(tab, f"http://127.0.0.1:{server.port}/#{link}")
-        tab.wait("!byId('question').hidden")
-        yield tab
+def reach(tab: Tab, server: LabelServer, link: str) -> None:
+    """Opens a person's link, up to the first question."""
+    enter(tab, f"http://127.0.0.1:{server.port}/#{link}")
+    tab.wait("!byId('question').hidden")
 
 
 def kept(tab: Tab) -> dict[str, int]:
@@ -52,57 +47,51 @@ def delivered(tab: Tab) -> None:
     tab.wait("kept().then((all) => all.length > 0 && all.every((each) => each.sent))")
 
 
-def bodies(tab: Tab) -> list[str]:
-    """What was sent about answers."""
-    found = [each["postData"] for each in tab.requests() if each["url"].endswith("/answer")]
-    assert all(len(body) == ANSWER_BYTES for body in found)
-    return found
-
-
 def same_z(tab: Tab, store: AnswerStore) -> None:
-    """The store has what the memory has, and every body ever sent about an event was the same."""
+    """The store has what the memory has, and every body ever sent about an event was the same, where one can see it."""
     with store._transaction() as base:
         stored = dict(base.execute("SELECT event, answer FROM events WHERE answer IS NOT NULL"))
     assert stored == kept(tab)
-    sent = {(row["event"], row["answer"]) for row in map(json.loads, bodies(tab))}
+    answers = [each for each in tab.requests() if each["url"].endswith("/answer")]
+    assert {each["bodySize"] for each in answers} == {ANSWER_BYTES}
+    rows = [json.loads(each["postData"]) for each in answers if "postData" in each]
+    sent = {(row["event"], row["answer"]) for row in rows}
     assert len({event for event, _ in sent}) == len(sent)
 
 
-def test_a_hundred_thousand_draws_have_the_due_rate(tmp_path: Path) -> None:
+def test_a_hundred_thousand_draws_have_the_due_rate(tab: Tab) -> None:
     """Both labels and ties, through the function that answers go through; 1 - 10^-6 exact intervals."""
-    with Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
-        tab.open(PAGE.as_uri())
-        count = "Array.from({{length: {}}}, () => draw({}, {})).filter((z) => z > 0).length"
-        for epsilon, label, keep in ((1.0, "1", 1.0), (1.0, "-1", -1.0), (3.0, "1", 1.0), (1.0, "fairCoin()", 0.0)):
-            factor = LabelNoise.of(epsilon).factor
-            low, high = binom.ppf([5e-7, 1 - 5e-7], 100_000, (1 + keep * factor) / 2)
-            found = tab.run(count.format(100_000, label, epsilon))
-            print(f"ε = {epsilon:g}, label {label}: {found} of 100,000 reports are +; interval [{low:.0f}, {high:.0f}]")
-            assert low <= found <= high
+    tab.open(PAGE.as_uri())
+    count = "Array.from({{length: {}}}, () => draw({}, {})).filter((z) => z > 0).length"
+    for epsilon, label, keep in ((1.0, "1", 1.0), (1.0, "-1", -1.0), (3.0, "1", 1.0), (1.0, "fairCoin()", 0.0)):
+        factor = LabelNoise.of(epsilon).factor
+        low, high = binom.ppf([5e-7, 1 - 5e-7], 100_000, (1 + keep * factor) / 2)
+        found = tab.run(count.format(100_000, label, epsilon))
+        print(f"ε = {epsilon:g}, label {label}: {found} of 100,000 reports are +; interval [{low:.0f}, {high:.0f}]")
+        assert low <= found <= high
 
 
-def test_the_whole_way_has_the_due_rate(tmp_path: Path) -> None:
+def test_the_whole_way_has_the_due_rate(tmp_path: Path, tab: Tab) -> None:
     """From the choice to the file, with both orders on the screen: 400 answers for response_a by its text."""
     store = AnswerStore(tmp_path / "store", 1.0)
     store.ask([Question(f"{i} {q.id}", f"{i} {q.prompt}", q.response_a, q.response_b)
                for i in range(10) for q in QUESTIONS])  # fmt: skip
     with serving(store) as server:
         server.of_person.per_second = 1e9
-        with opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
-            turned = tab.run("""(async () => {
-                let turned = 0;
-                for (let number = 0; number < 400; number += 1) {
-                    while (byId("question").hidden || state.giving) await new Promise((go) => setTimeout(go, 1));
-                    turned += state.turned;
-                    const first = byId("first").lastElementChild.textContent;
-                    choose(first === state.questions[0].response_a ? "first" : "second");
-                    await give();
-                }
-                return turned;
-            })()""")
-            delivered(tab)
-            same_z(tab, store)
+        reach(tab, server, store.add_person("anna"))
+        turned = tab.run("""(async () => {
+            let turned = 0;
+            for (let number = 0; number < 400; number += 1) {
+                while (byId("question").hidden || state.giving) await new Promise((go) => setTimeout(go, 1));
+                turned += state.turned;
+                const first = byId("first").lastElementChild.textContent;
+                choose(first === state.questions[0].response_a ? "first" : "second");
+                await give();
+            }
+            return turned;
+        })()""")
+        delivered(tab)
+        same_z(tab, store)
     low, high = binom.ppf([5e-7, 1 - 5e-7], 400, LabelNoise.of(1.0).keep_prob)
     assert low <= sum(z == 1 for z in store.answers().values()) <= high
     low, high = binom.ppf([5e-7, 1 - 5e-7], 400, 0.5)
@@ -110,8 +99,9 @@ def test_the_whole_way_has_the_due_rate(tmp_path: Path) -> None:
     assert len(store.answers()) == 400
 
 
-def test_reload_and_back_draw_nothing_again(tmp_path: Path, store: AnswerStore) -> None:
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+def test_reload_and_back_draw_nothing_again(store: AnswerStore, tab: Tab) -> None:
+    with serving(store) as server:
+        reach(tab, server, store.add_person("anna"))
         tab.press("ArrowLeft")
         assert kept(tab) == {}, "a choice is no draw"
         tab.press("u")
@@ -136,10 +126,12 @@ def test_reload_and_back_draw_nothing_again(tmp_path: Path, store: AnswerStore) 
         same_z(tab, store)
 
 
-def test_two_tabs_draw_once(tmp_path: Path, store: AnswerStore) -> None:
+def test_two_tabs_draw_once(store: AnswerStore, browser: Browser, tab: Tab) -> None:
     link = store.add_person("anna")
-    with serving(store) as server, opened(server, tmp_path / "profile", link) as one:
-        other = one.browser.tab()
+    with serving(store) as server:
+        one = tab
+        reach(one, server, link)
+        other = browser.tab()
         other.open(f"http://127.0.0.1:{server.port}/#{link}")
         other.wait("!byId('question').hidden")
         answer(one, "ArrowLeft")
@@ -151,16 +143,18 @@ def test_two_tabs_draw_once(tmp_path: Path, store: AnswerStore) -> None:
         assert kept(other) == before
         event = other.run("state.questions[1].event")
         for tab in (one, other):  # both at work at the same time
-            tab.call("Runtime.evaluate", expression=f"""
+            tab.run(f"""
                 globalThis.found = Promise.all(
                     Array.from({{length: 50}}, (_, i) => drawOnce('{event}', i % 2 ? 1 : -1, 0.1, 99)),
-                ).then((all) => (found = all))""")
+                ).then((all) => (found = all)); 0""")
         drawn = [each for tab in (one, other) for each in tab.wait("Array.isArray(found) && found")]
         assert sorted(drawn) == ["before"] * 99 + ["drawn"]
+        other.close()
 
 
-def test_offline_and_again(tmp_path: Path, store: AnswerStore) -> None:
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+def test_offline_and_again(store: AnswerStore, tab: Tab) -> None:
+    with serving(store) as server:
+        reach(tab, server, store.add_person("anna"))
         tab.offline(True)
         for _ in range(3):
             answer(tab, "ArrowRight")
@@ -172,11 +166,12 @@ def test_offline_and_again(tmp_path: Path, store: AnswerStore) -> None:
         same_z(tab, store)
 
 
-def test_answers_that_are_given_while_one_is_on_its_way(tmp_path: Path, store: AnswerStore) -> None:
+def test_answers_that_are_given_while_one_is_on_its_way(store: AnswerStore, tab: Tab) -> None:
     """On a slow network the next ones do not wait for a reason to be sent."""
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
-        tab.call("Network.emulateNetworkConditions", offline=False, latency=800, downloadThroughput=-1,
-                 uploadThroughput=-1)  # fmt: skip
+    with serving(store) as server:
+        reach(tab, server, store.add_person("anna"))
+        tab.run("""const send = fetch;
+            globalThis.fetch = (...all) => new Promise((go) => setTimeout(go, 800)).then(() => send(...all)); 0""")
         for _ in range(3):
             answer(tab, "ArrowRight")
         delivered(tab)
@@ -184,8 +179,9 @@ def test_answers_that_are_given_while_one_is_on_its_way(tmp_path: Path, store: A
         same_z(tab, store)
 
 
-def test_a_store_that_was_put_back_gets_the_answers_again(tmp_path: Path, store: AnswerStore) -> None:
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+def test_a_store_that_was_put_back_gets_the_answers_again(store: AnswerStore, tab: Tab) -> None:
+    with serving(store) as server:
+        reach(tab, server, store.add_person("anna"))
         for _ in range(2):
             answer(tab, "ArrowRight")
         delivered(tab)
@@ -198,9 +194,10 @@ def test_a_store_that_was_put_back_gets_the_answers_again(tmp_path: Path, store:
 
 
 @pytest.mark.parametrize("words", ["{}", '{"event":"EVENT","answer":"+"}', "<!doctype html>", '{"person":"eve"}'])
-def test_another_acknowledgement_is_none(tmp_path: Path, store: AnswerStore, words: str) -> None:
+def test_another_acknowledgement_is_none(store: AnswerStore, words: str, tab: Tab) -> None:
     """Status 200 with other words, as from a request that was swallowed: the page sends the answer again."""
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+    with serving(store) as server:
+        reach(tab, server, store.add_person("anna"))
         tab.run(f"""(() => {{
             const send = globalThis.fetch;
             globalThis.fetch = (path, how) => path === "/answer" && !globalThis.honest
@@ -215,13 +212,14 @@ def test_another_acknowledgement_is_none(tmp_path: Path, store: AnswerStore, wor
         assert len(store.answers()) == 1
 
 
-def test_a_text_that_is_markup_stays_text(tmp_path: Path) -> None:
+def test_a_text_that_is_markup_stays_text(tmp_path: Path, tab: Tab) -> None:
     """Whoever writes prompts or answers (a model does) gets no script into the page."""
     texts = ["<img src=x onerror='globalThis.hit = 1'>", "</div><script>globalThis.hit = 1</script>",
              "<a href='javascript:globalThis.hit = 1' autofocus onfocus='globalThis.hit = 1'>x</a>"]  # fmt: skip
     store = AnswerStore(tmp_path / "store", 1.0)
     store.ask([make_question("q", *texts)])
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("<b>anna</b>")) as tab:
+    with serving(store) as server:
+        reach(tab, server, store.add_person("<b>anna</b>"))
         shown = [tab.run(f"byId('{id}').textContent") for id in ("prompt", "first", "second")]
         assert sorted(each.removeprefix("Answer 1").removeprefix("Answer 2") for each in shown) == sorted(texts)
         assert tab.run("[...document.images, ...document.links].length") == 0
@@ -229,26 +227,31 @@ def test_a_text_that_is_markup_stays_text(tmp_path: Path) -> None:
         assert "<b>anna</b>" in tab.run("byId('count').textContent")
         sent = {each["url"].rpartition("/")[2].partition("#")[0] for each in tab.requests()}
         assert sent == {"", "claim", "questions"}
-        with pytest.raises(AssertionError, match="TrustedHTML"):
-            tab.run("document.body.innerHTML = '<p>x</p>'")
+        if tab.run("'trustedTypes' in globalThis"):
+            with pytest.raises(AssertionError, match="TrustedHTML"):
+                tab.run("document.body.innerHTML = '<p>x</p>'")
 
 
-def test_the_browser_is_killed(tmp_path: Path, store: AnswerStore) -> None:
+def test_the_browser_is_killed(tmp_path: Path, store: AnswerStore, program: Callable[[Path], Browser]) -> None:
     """Right after a draw that could not be sent; the same person's next browser sends that one."""
     link = store.add_person("anna")
     with serving(store) as server:
-        with opened(server, tmp_path / "profile", link) as tab:
+        with program(tmp_path / "profile") as browser:
+            tab = browser.tab()
+            reach(tab, server, link)
             tab.offline(True)
             answer(tab, "ArrowRight")
             before = kept(tab)
-            tab.browser.kill()
-        with opened(server, tmp_path / "profile", link) as tab:
+            browser.kill()
+        with program(tmp_path / "profile") as browser:
+            tab = browser.tab()
+            reach(tab, server, link)
             delivered(tab)
             assert kept(tab) == before
             same_z(tab, store)
 
 
-def test_the_server_is_killed_in_the_middle_of_answers(tmp_path: Path) -> None:
+def test_the_server_is_killed_in_the_middle_of_answers(tmp_path: Path, tab: Tab) -> None:
     """Again and again, while the page answers on: it goes on with its five questions, and sends what it has."""
     write_questions(tmp_path / "q.jsonl", QUESTIONS)
     folder = tmp_path / "s"
@@ -264,49 +267,44 @@ def test_the_server_is_killed_in_the_middle_of_answers(tmp_path: Path) -> None:
 
     process, port = begin("0")
     try:
-        with Chromium(tmp_path / "profile") as browser:
-            tab = browser.tab()
-            enter(tab, f"http://127.0.0.1:{port}/#{link}")
-            for number in range(12):
-                answer(tab, "ArrowLeft" if number % 2 else "ArrowRight")
-                if number % 3 == 1:
-                    tab.wait("state.questions.length > 1")
-                    process.send_signal(signal.SIGKILL)
-                    process.wait()
-                if number % 3 == 2:
-                    process, _ = begin(port)
-            delivered(tab)
-            same_z(tab, AnswerStore.open(folder))
-            assert len(AnswerStore.open(folder).answers()) == 12
+        enter(tab, f"http://127.0.0.1:{port}/#{link}")
+        for number in range(12):
+            answer(tab, "ArrowLeft" if number % 2 else "ArrowRight")
+            if number % 3 == 1:
+                tab.wait("state.questions.length > 1")
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            if number % 3 == 2:
+                process, _ = begin(port)
+        delivered(tab)
+        same_z(tab, AnswerStore.open(folder))
+        assert len(AnswerStore.open(folder).answers()) == 12
     finally:
         process.kill()
         process.wait()
 
 
-def test_from_disk_with_a_file_of_questions(tmp_path: Path) -> None:
+def test_from_disk_with_a_file_of_questions(tmp_path: Path, tab: Tab) -> None:
     """Nothing is sent at all, and what comes out is what a file drop takes."""
     drop = FileDrop(tmp_path / "drop", 100.0)
     drop.ask(QUESTIONS[:3])
-    with Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
-        for _ in range(2):  # the second time all are answered already
-            enter(tab, PAGE.as_uri())
-            tab.wait("memory && !byId('file').hidden")
-            document = tab.call("DOM.getDocument")["root"]["nodeId"]
-            node = tab.call("DOM.querySelector", nodeId=document, selector="#questions")["nodeId"]
-            tab.call("DOM.setFileInputFiles", files=[str(tmp_path / "drop" / "questions.jsonl")], nodeId=node)
-            tab.run("byId('epsilon').value = 100; byId('budget').value = 200; byId('file').requestSubmit()")
-            if not tab.run("kept().then((all) => all.length)"):
-                tab.wait("!byId('question').hidden")
-                first = tab.run("byId('first').lastElementChild.textContent")
-                answer(tab, "ArrowLeft")
-                answer(tab, "s")
-                answer(tab, "t")
-            tab.wait("byId('question').hidden && byId('said').textContent.includes('used up')")
-        tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "drop"))
-        tab.run("byId('save').click()")
-        wait_for(lambda: (tmp_path / "drop" / "answers.jsonl").is_file(), "the file of answers")
-        assert tab.requests() == []
+    for _ in range(2):  # the second time all are answered already
+        enter(tab, PAGE.as_uri())
+        tab.wait("memory && !byId('file').hidden")
+        tab.choose_file("#questions", tmp_path / "drop" / "questions.jsonl")
+        tab.run("byId('epsilon').value = 100; byId('budget').value = 200; byId('file').requestSubmit()")
+        if not tab.run("kept().then((all) => all.length)"):
+            tab.wait("!byId('question').hidden")
+            first = tab.run("byId('first').lastElementChild.textContent")
+            answer(tab, "ArrowLeft")
+            answer(tab, "s")
+            answer(tab, "t")
+        tab.wait("byId('question').hidden && byId('said').textContent.includes('used up')")
+    tab.save_in(tmp_path / "drop")
+    tab.run("byId('save').click()")
+    saved = tmp_path / "drop" / "answers.jsonl"
+    wait_for(lambda: saved.is_file() and saved.stat().st_size, "the file of answers")
+    assert tab.requests() == []
     answers = drop.answers()
     assert (answers["q0"], answers["q1"]) == (1 if first == QUESTIONS[0].response_a else -1, None)
     assert answers["q2"] in (1, -1)
@@ -316,66 +314,56 @@ LONG = "\n\n".join(["# Title", "### Part", "1. a\n   - `b`", "> c [d](https://ex
                     "| f | g |\n|---|---|\n| h | i |", *(f"**line** {i}" for i in range(80))])  # fmt: skip
 
 
-def test_axe_finds_no_barrier(tmp_path: Path, store: AnswerStore) -> None:
+def test_axe_finds_no_barrier(store: AnswerStore, tab: Tab) -> None:
     """axe-core's rules, WCAG 2.1 AA and best practices: at the practice, while one answers, with everything unfolded,
     and at the end; in light and dark, on a phone and a desk, from the right; the operator's page; the page from disk.
     """
-    axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-
-    def check(tab: Tab) -> None:
-        for width in (360, 1200):
-            tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
-            for scheme in ("light", "dark"):
-                tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-                tab.run(f"{axe}; 1")
-                found = tab.run("axe.run().then((all) => all.violations.map((each) => [each.id, each.nodes[0].html]))")
-                assert not found, (width, scheme, found)
-                assert tab.run("document.documentElement.scrollWidth") <= width, "nothing is cut off on a phone"
-
     link = store.add_person("anna")
     rules = "# Rules\n\n1. **True**"
-    with serving(store, guidelines=rules) as server, opened(server, tmp_path / "profile", link) as tab:
-        tab.call("Page.setBypassCSP", enabled=True)
+    with serving(store, guidelines=rules) as server:
+        reach(tab, server, link)
+        tab.lift_policy()
         tab.open(f"{tab.run('location.href')}")
         tab.wait("!byId('question').hidden")
-        check(tab)
+        check_barriers(tab)
         tab.press("ArrowRight")
         tab.run("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-        check(tab)
+        check_barriers(tab)
         tab.run(f"showPair([{json.dumps(LONG)}, {json.dumps(LONG)}, {json.dumps(LONG)}])")
-        check(tab)
+        check_barriers(tab)
         tab.run("byId('language').value = 'ar'; byId('language').dispatchEvent(new Event('change'))")
-        check(tab)
+        check_barriers(tab)
         tab.run("byId('language').value = 'en'; byId('language').dispatchEvent(new Event('change'))")
         tab.run("state.practised = false; practise()")
-        check(tab)
+        check_barriers(tab)
         tab.run("pass()")
         tab.press("ArrowRight")
         tab.press("Enter")
         delivered(tab)
         tab.run("stop('Nothing to answer now. Thank you.', true); state.levels = [0.1, 1, 4]; showLevels()")
-        check(tab)
+        check_barriers(tab)
         tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
         tab.wait("document.getElementById('people').rows.length === 1")
         tab.run("byId('levels').hidden = false; byId('name').value = 'ben'; byId('invite').requestSubmit()")
         tab.wait("byId('invitations').children.length === 1")
-        check(tab)
+        check_barriers(tab)
         tab.open(PAGE.as_uri())
         tab.wait("memory && !byId('file').hidden")
-        check(tab)
+        check_barriers(tab)
 
 
-def test_all_of_it_by_keyboard(tmp_path: Path) -> None:
+def test_all_of_it_by_keyboard(tmp_path: Path, tab: Tab) -> None:
     """Tab reaches every control, Enter and Space press them, and what happens is said in the live region."""
     store = AnswerStore(tmp_path / "store", 100.0)
     store.ask(QUESTIONS)
-    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+    with serving(store) as server:
+        reach(tab, server, store.add_person("anna"))
         reached = []
-        for _ in range(9):
+        for _ in range(7):
             tab.press("Tab")
             reached.append(tab.run("document.activeElement.dataset.choice ?? document.activeElement.tagName"))
             outline = tab.run("getComputedStyle(document.activeElement).outlineStyle")
-            assert outline == "solid" or reached[-1] == "BODY", "focus can be seen"
+            assert outline == "solid", "focus can be seen"
         assert reached[:4] == ["first", "second", "tie", "skip"]
         assert {"INPUT", "SUMMARY"} <= set(reached)
         tab.run("byId('keys').click()")

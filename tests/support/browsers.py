@@ -93,6 +93,14 @@ class Tab(ABC):
         """Where downloads go."""
 
     @abstractmethod
+    def choose_file(self, selector: str, path: Path) -> None:
+        """Puts a file into an input of the page."""
+
+    @abstractmethod
+    def lift_policy(self) -> None:
+        """Lets scripts of a test do what the page's policy forbids, from the next page on."""
+
+    @abstractmethod
     def screenshot(self, path: Path) -> None:
         """A PNG of the window."""
 

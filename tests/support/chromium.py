@@ -67,6 +67,14 @@ class Tab(browsers.Tab):
     def save_in(self, folder: Path) -> None:
         self.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
+    def choose_file(self, selector: str, path: Path) -> None:
+        document = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=document, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
+
+    def lift_policy(self) -> None:
+        self.call("Page.setBypassCSP", enabled=True)
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 

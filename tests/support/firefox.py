@@ -86,12 +86,11 @@ class Tab(browsers.Tab):
 
     def press(self, *keys: str) -> None:
         strokes = [{"type": kind, "value": KEYS.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]
+        self.call("browsingContext.activate")
         self.call("input.performActions", actions=[{"type": "key", "id": "keyboard", "actions": strokes}])
 
     def click(self, name: str) -> None:
-        button = {"type": "accessibility", "value": {"role": "button", "name": name}}
-        (node,) = self.call("browsingContext.locateNodes", locator=button)["nodes"]
-        place = {"type": "element", "element": {"sharedId": node["sharedId"]}}
+        place = {"type": "element", "element": self._find("accessibility", {"role": "button", "name": name})}
         moves = [{"type": "pointerMove", "x": 0, "y": 0, "origin": place}, {"type": "pointerDown", "button": 0},
                  {"type": "pointerUp", "button": 0}]  # fmt: skip
         self.call("input.performActions", actions=[{"type": "pointer", "id": "mouse", "actions": moves}])
@@ -108,11 +107,21 @@ class Tab(browsers.Tab):
         self.browser.set_up(f"Services.prefs.setStringPref('intl.accept_languages', '{languages}')")
 
     def offline(self, offline: bool) -> None:
-        self.browser.set_up(f"Services.io.offline = {str(offline).lower()}")
+        """By a proxy that is not there: its own offline mode goes on to reach this machine."""
+        self.browser.set_up(f"""Services.prefs.setIntPref("network.proxy.type", {int(offline)});
+            Services.prefs.setBoolPref("network.proxy.allow_hijacking_localhost", true);
+            Services.prefs.setStringPref("network.proxy.http", "127.0.0.1");
+            Services.prefs.setIntPref("network.proxy.http_port", 9)""")
 
     def save_in(self, folder: Path) -> None:
         self.browser.set_up(f"""Services.prefs.setIntPref("browser.download.folderList", 2);
             Services.prefs.setStringPref("browser.download.dir", {json.dumps(str(folder))})""")
+
+    def choose_file(self, selector: str, path: Path) -> None:
+        self.call("input.setFiles", element=self._find("css", selector), files=[str(path)])
+
+    def lift_policy(self) -> None:
+        """Nothing to do: scripts of this protocol are not bound by it."""
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(b64decode(self.call("browsingContext.captureScreenshot")["data"]))
@@ -126,8 +135,14 @@ class Tab(browsers.Tab):
         logged = (each for each in self.events if each["method"] == "log.entryAdded")
         return [each for each in logged if each["params"]["level"] == "error"]
 
+    def _find(self, kind: str, value: Any) -> dict[str, str]:
+        """The protocol's reference to the one element that a locator names."""
+        (node,) = self.call("browsingContext.locateNodes", locator={"type": kind, "value": value})["nodes"]
+        return {"sharedId": node["sharedId"]}
+
     def close(self) -> None:
-        self.browser.set_up("Services.prefs.clearUserPref('intl.accept_languages'); Services.io.offline = false")
+        self.browser.set_up("Services.prefs.clearUserPref('intl.accept_languages')")
+        self.offline(False)
         self.call("browsingContext.close")
 
 
@@ -159,6 +174,7 @@ class Firefox(Browser):
         self.call("session.subscribe", {"events": ["network.beforeRequestSent", "log.entryAdded"]})
         self._settings = self.tab()
         self._settings.open("about:config")
+        self._settings.offline(False)
 
     def _close(self) -> None:
         self.call("browser.close", {})
