@@ -95,6 +95,6 @@ def test_one_answer_in_a_browser(tmp_path: Path, tab: Tab) -> None:
         assert store.answer_counts() == {"anna": {store.epsilon: 2}}
         sent = [(each["method"], each["url"].rpartition("/")[2].partition("#")[0]) for each in tab.requests()]
         assert set(sent) == {("GET", ""), ("POST", "claim"), ("GET", "questions"), ("POST", "answer")}
-        sizes = [each["bodySize"] for each in tab.requests() if each["url"].endswith("/answer")]
-        assert sizes == 3 * [ANSWER_BYTES]
+        bodies = [each["postData"] for each in tab.requests() if each["url"].endswith("/answer")]
+        assert [len(body) for body in bodies] == 3 * [ANSWER_BYTES]
         assert tab.errors() == []

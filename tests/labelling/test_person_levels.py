@@ -29,7 +29,7 @@ from private_rlhf.labelling.server import LEVEL_BYTES, LabelServer
 from private_rlhf.labelling.store import AHEAD, FILE, AnswerStore, NotALevel
 from private_rlhf.labelling.tasks import export_bundle
 from scipy.stats import binom
-from support.chromium import Chromium
+from support.browsers import Browser, Tab
 
 LEVELS = (0.5, 1.0, 4.0)
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
@@ -262,13 +262,12 @@ def test_a_server_of_one_epsilon_says_what_it_always_said(of_one: AnswerStore) -
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_asks_for_a_level_first(tmp_path: Path) -> None:
+def test_the_page_asks_for_a_level_first(tmp_path: Path, tab: Tab) -> None:
     """By its words; at 100 and 200 no draw turns a label. The operator sees people and answers of each level."""
     store = AnswerStore(tmp_path / "store", (0.5, 100.0, 200.0), 900.0)
     store.ask(QUESTIONS[: AHEAD + 2])
     link = store.add_person("anna")
-    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
-        tab = browser.tab()
+    with serving(store) as server:
         enter(tab, f"http://127.0.0.1:{server.port}/#{link}")
         tab.wait("!byId('levels').hidden && byId('said').textContent.startsWith('Choose how private')")
         assert tab.run("byId('question').hidden && state.questions.length === 0")
@@ -305,11 +304,11 @@ def test_the_page_asks_for_a_level_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_answers_of_each_level_have_its_rate(tmp_path: Path) -> None:
+def test_answers_of_each_level_have_its_rate(tmp_path: Path, browser: Browser) -> None:
     """From the choice to the store, 200 answers for response_a at each level; a false alarm in 3 of 10^6 runs."""
     store, most = AnswerStore(tmp_path / "store", LEVELS), 200
     store.ask([make_question(f"q{i}", f"prompt {i}", "yes", "no") for i in range(3 * most + 2 * AHEAD)])
-    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
+    with serving(store) as server:
         server.of_person.per_second = 1e9
         for number, level in enumerate(LEVELS):
             tab = browser.tab()

@@ -106,7 +106,7 @@ class Tab(ABC):
 
     @abstractmethod
     def requests(self) -> list[dict[str, Any]]:
-        """What it sent since it was opened, in order: `method`, `url` and `bodySize` of each."""
+        """What it sent since it was opened, in order: `method`, `url` and `postData` of each."""
 
     @abstractmethod
     def errors(self) -> list[dict[str, Any]]:

@@ -79,9 +79,9 @@ class Tab(browsers.Tab):
         path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def requests(self) -> list[dict[str, Any]]:
-        """The protocol's Request objects, with the body as `postData` too."""
+        """The protocol's Request objects."""
         sent = (each["params"]["request"] for each in self.events if each["method"] == "Network.requestWillBeSent")
-        return [each | {"bodySize": len(each.get("postData", ""))} for each in sent if is_outside(each["url"])]
+        return [each for each in sent if is_outside(each["url"])]
 
     def errors(self) -> list[dict[str, Any]]:
         return [each for each in self.events if each["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]

@@ -1,6 +1,6 @@
 """Firefox without a window, driven over WebDriver BiDi, which it speaks itself: no library in between.
 
-What the protocol has no word for (dark, print, languages, downloads, no network) is set by a script in about:config.
+A script in about:config does what the protocol has no word for: dark, print, languages, downloads, bodies, no network.
 """
 
 from __future__ import annotations
@@ -16,6 +16,17 @@ from support import browsers
 from support.browsers import SECONDS, Browser, Navigated, find_program, is_outside, wait_for
 
 KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "ArrowLeft": "\ue012", "ArrowRight": "\ue014"}
+KEEP_BODIES = """
+globalThis.bodies = [];
+const { NetUtil } = ChromeUtils.importESModule("resource://gre/modules/NetUtil.sys.mjs");
+Services.obs.addObserver((channel) => {
+    const body = channel.QueryInterface(Ci.nsIUploadChannel).uploadStream;
+    if (!body) return;
+    const copy = body.QueryInterface(Ci.nsICloneableInputStream).clone();
+    const { spec } = channel.QueryInterface(Ci.nsIHttpChannel).URI;
+    bodies.push([spec, NetUtil.readInputStreamToString(copy, copy.available())]);
+}, "http-on-modify-request");
+"""
 GONE = ("no such frame", "destroyed", "discarded", "AbortError")
 
 
@@ -127,9 +138,14 @@ class Tab(browsers.Tab):
         path.write_bytes(b64decode(self.call("browsingContext.captureScreenshot")["data"]))
 
     def requests(self) -> list[dict[str, Any]]:
-        """The protocol's RequestData objects."""
+        """The protocol's RequestData objects; those to one address have its bodies in order, of all tabs."""
+        bodies = self.browser.bodies()
         sent = (each["params"]["request"] for each in self.events if each["method"] == "network.beforeRequestSent")
-        return [each for each in sent if is_outside(each["url"])]
+        return [
+            each | {"postData": bodies[each["url"]].pop(0) if each["bodySize"] else ""}
+            for each in sent
+            if is_outside(each["url"])
+        ]
 
     def errors(self) -> list[dict[str, Any]]:
         logged = (each for each in self.events if each["method"] == "log.entryAdded")
@@ -175,6 +191,7 @@ class Firefox(Browser):
         self._settings = self.tab()
         self._settings.open("about:config")
         self._settings.offline(False)
+        self.set_up(KEEP_BODIES)
 
     def _close(self) -> None:
         self.call("browser.close", {})
@@ -187,6 +204,11 @@ class Firefox(Browser):
     def set_up(self, script: str) -> None:
         """Runs a script with the rights of the browser itself."""
         self._settings.run(f"{script}; 0")
+
+    def bodies(self) -> dict[str, list[str]]:
+        """What was sent to each address, in order."""
+        sent = self._settings.run("bodies")
+        return {url: [body for other, body in sent if other == url] for url, _ in sent}
 
     def call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         """A command and its result."""
