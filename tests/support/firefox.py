@@ -16,6 +16,18 @@ from support import browsers
 from support.browsers import SECONDS, Browser, Navigated, find_program, is_outside, wait_for
 
 KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "ArrowLeft": "\ue012", "ArrowRight": "\ue014"}
+TO_PROXY = "network.proxy.allow_hijacking_localhost"
+PREFERENCES = {
+    "browser.download.alwaysOpenPanel": False,  # it would take the keyboard
+    "browser.download.folderList": 2,
+    "network.proxy.type": 1,
+    "network.proxy.http": "127.0.0.1",
+    "network.proxy.http_port": 9,
+    "network.proxy.ssl": "127.0.0.1",
+    "network.proxy.ssl_port": 9,
+    TO_PROXY: False,
+}
+"""All but this machine is behind a proxy that is not there, so that the browser's own errands reach nobody."""
 KEEP_BODIES = """
 globalThis.bodies = [];
 const { NetUtil } = ChromeUtils.importESModule("resource://gre/modules/NetUtil.sys.mjs");
@@ -34,7 +46,7 @@ class WebSocket:
     """Text messages to and from a server on this machine (RFC 6455)."""
 
     def __init__(self, port: int, path: str) -> None:
-        self._stream = socket.create_connection(("127.0.0.1", port), SECONDS).makefile("rwb")
+        self._stream = socket.create_connection(("127.0.0.1", port), 10 * SECONDS).makefile("rwb")
         lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Upgrade: websocket", "Connection: Upgrade",
                  "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MTIzNDU2Nzg5MGFiY2RlZg==", "", ""]  # fmt: skip
         self._write("\r\n".join(lines).encode())
@@ -118,15 +130,11 @@ class Tab(browsers.Tab):
         self.browser.set_up(f"Services.prefs.setStringPref('intl.accept_languages', '{languages}')")
 
     def offline(self, offline: bool) -> None:
-        """By a proxy that is not there: its own offline mode goes on to reach this machine."""
-        self.browser.set_up(f"""Services.prefs.setIntPref("network.proxy.type", {int(offline)});
-            Services.prefs.setBoolPref("network.proxy.allow_hijacking_localhost", true);
-            Services.prefs.setStringPref("network.proxy.http", "127.0.0.1");
-            Services.prefs.setIntPref("network.proxy.http_port", 9)""")
+        """Not by its own offline mode, which goes on to reach this machine."""
+        self.browser.set_up(f"Services.prefs.setBoolPref('{TO_PROXY}', {json.dumps(offline)})")
 
     def save_in(self, folder: Path) -> None:
-        self.browser.set_up(f"""Services.prefs.setIntPref("browser.download.folderList", 2);
-            Services.prefs.setStringPref("browser.download.dir", {json.dumps(str(folder))})""")
+        self.browser.set_up(f"Services.prefs.setStringPref('browser.download.dir', {json.dumps(str(folder))})")
 
     def choose_file(self, selector: str, path: Path) -> None:
         self.call("input.setFiles", element=self._find("css", selector), files=[str(path)])
@@ -179,6 +187,8 @@ class Firefox(Browser):
         place = folder / "WebDriverBiDiServer.json"
         folder.mkdir(exist_ok=True)
         place.unlink(missing_ok=True)
+        lines = (f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in PREFERENCES.items())
+        (folder / "user.js").write_text("".join(lines), encoding="utf-8")
         super().__init__(
             [find_program("firefox", "firefox-esr"), "--headless", "--no-remote", "--profile", str(folder),
              "--remote-debugging-port", "0", "--remote-allow-system-access"]
@@ -190,7 +200,6 @@ class Firefox(Browser):
         self.call("session.subscribe", {"events": ["network.beforeRequestSent", "log.entryAdded"]})
         self._settings = self.tab()
         self._settings.open("about:config")
-        self._settings.offline(False)
         self.set_up(KEEP_BODIES)
 
     def _close(self) -> None:
