@@ -33,7 +33,7 @@ THOROUGH = {
     "accounting/test_subset_sampling.py", "audit/test_leaky_bundles.py", "cli/test_bad_input.py",
     "cli/test_catalogue.py", "cli/test_core_install.py", "cli/test_outputs.py", "cli/test_privatize_bad_input.py",
     "core/test_coin_reward.py", "docs/test_notebook.py", "fuzz/test_readers.py", "lm/test_gpu_rehearsal.py",
-    "lm/test_made_once.py", "mutations/test_mutations.py",
+    "lm/test_made_once.py", "mutations/test_mutations.py", "report/test_in_browsers.py",
     "reward_models/test_sharded.py", "reward_models/test_trainer.py", "rl/test_gibbs.py", "rl/test_group.py",
     "rl/test_sharded.py", "stages/test_llama_recipe.py", "stages/test_online.py", "stages/test_own_data.py",
     "stages/test_quantised_ppo.py", "stages/test_reward_at_scale.py", "stages/test_resume.py",
