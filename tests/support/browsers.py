@@ -150,8 +150,3 @@ class Browser(ABC):
     @abstractmethod
     def tab(self) -> Tab:
         """A new tab."""
-
-
-def is_outside(url: str) -> bool:
-    """Whether a request for it leaves the browser."""
-    return not url.startswith(("about:", "data:", "blob:", "file:"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support import browsers
-from support.browsers import Browser, Navigated, find_program, is_outside
+from support.browsers import Browser, Navigated, find_program
 
 CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
 
@@ -81,7 +81,7 @@ class Tab(browsers.Tab):
     def requests(self) -> list[dict[str, Any]]:
         """The protocol's Request objects."""
         sent = (each["params"]["request"] for each in self.events if each["method"] == "Network.requestWillBeSent")
-        return [each for each in sent if is_outside(each["url"])]
+        return [each for each in sent if not each["url"].startswith(("about:", "data:", "blob:", "file:"))]
 
     def errors(self) -> list[dict[str, Any]]:
         return [each for each in self.events if each["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]

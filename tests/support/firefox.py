@@ -1,6 +1,6 @@
 """Firefox without a window, driven over WebDriver BiDi, which it speaks itself: no library in between.
 
-A script in about:config does what the protocol has no word for: dark, print, languages, downloads, bodies, no network.
+A script in about:config does what the protocol has no word for: dark, print, languages, downloads, requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support import browsers
-from support.browsers import SECONDS, Browser, Navigated, find_program, is_outside, wait_for
+from support.browsers import SECONDS, Browser, Navigated, find_program, wait_for
 
 KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "ArrowLeft": "\ue012", "ArrowRight": "\ue014"}
 TO_PROXY = "network.proxy.allow_hijacking_localhost"
@@ -28,15 +28,16 @@ PREFERENCES = {
     TO_PROXY: False,
 }
 """All but this machine is behind a proxy that is not there, so that the browser's own errands reach nobody."""
-KEEP_BODIES = """
-globalThis.bodies = [];
+KEEP_REQUESTS = """
+globalThis.requests = [];
 const { NetUtil } = ChromeUtils.importESModule("resource://gre/modules/NetUtil.sys.mjs");
 Services.obs.addObserver((channel) => {
+    const { requestMethod: method, URI: { spec: url }, loadInfo } = channel.QueryInterface(Ci.nsIHttpChannel);
+    if (!loadInfo.targetBrowsingContextID) return; // an errand of the browser's own
     const body = channel.QueryInterface(Ci.nsIUploadChannel).uploadStream;
-    if (!body) return;
-    const copy = body.QueryInterface(Ci.nsICloneableInputStream).clone();
-    const { spec } = channel.QueryInterface(Ci.nsIHttpChannel).URI;
-    bodies.push([spec, NetUtil.readInputStreamToString(copy, copy.available())]);
+    const copy = body?.QueryInterface(Ci.nsICloneableInputStream).clone();
+    const postData = copy ? NetUtil.readInputStreamToString(copy, copy.available()) : "";
+    requests.push({ method, url, postData });
 }, "http-on-modify-request");
 """
 GONE = ("no such frame", "destroyed", "discarded", "AbortError")
@@ -89,9 +90,9 @@ class WebSocket:
 class Tab(browsers.Tab):
     """A tab; size apart, what is set holds for all tabs of its browser."""
 
-    def __init__(self, browser: Firefox, context: str) -> None:
+    def __init__(self, browser: Firefox, context: str, before: int) -> None:
         super().__init__()
-        self.browser, self.context = browser, context
+        self.browser, self.context, self._before = browser, context, before
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """A command of WebDriver BiDi about this tab."""
@@ -146,14 +147,8 @@ class Tab(browsers.Tab):
         path.write_bytes(b64decode(self.call("browsingContext.captureScreenshot")["data"]))
 
     def requests(self) -> list[dict[str, Any]]:
-        """The protocol's RequestData objects; those to one address have its bodies in order, of all tabs."""
-        bodies = self.browser.bodies()
-        sent = (each["params"]["request"] for each in self.events if each["method"] == "network.beforeRequestSent")
-        return [
-            each | {"postData": bodies[each["url"]].pop(0) if each["bodySize"] else ""}
-            for each in sent
-            if is_outside(each["url"])
-        ]
+        """Of all tabs of its browser."""
+        return self.browser.requests()[self._before :]
 
     def errors(self) -> list[dict[str, Any]]:
         logged = (each for each in self.events if each["method"] == "log.entryAdded")
@@ -197,27 +192,30 @@ class Firefox(Browser):
         self._socket = WebSocket(json.loads(place.read_text())["ws_port"], "/session")
         self._tabs = dict[str, Tab]()
         self.call("session.new", {"capabilities": {}})
-        self.call("session.subscribe", {"events": ["network.beforeRequestSent", "log.entryAdded"]})
-        self._settings = self.tab()
+        self.call("session.subscribe", {"events": ["log.entryAdded"]})
+        self._settings = self._new_tab(0)
         self._settings.open("about:config")
-        self.set_up(KEEP_BODIES)
+        self.set_up(KEEP_REQUESTS)
 
     def _close(self) -> None:
         self.call("browser.close", {})
 
     def tab(self) -> Tab:
+        return self._new_tab(len(self.requests()))
+
+    def _new_tab(self, before: int) -> Tab:
         context = self.call("browsingContext.create", {"type": "tab"})["context"]
-        tab = self._tabs[context] = Tab(self, context)
+        tab = self._tabs[context] = Tab(self, context, before)
         return tab
 
     def set_up(self, script: str) -> None:
         """Runs a script with the rights of the browser itself."""
         self._settings.run(f"{script}; 0")
 
-    def bodies(self) -> dict[str, list[str]]:
-        """What was sent to each address, in order."""
-        sent = self._settings.run("bodies")
-        return {url: [body for other, body in sent if other == url] for url, _ in sent}
+    def requests(self) -> list[dict[str, str]]:
+        """What its tabs sent since it was started, in order."""
+        requests: list[dict[str, str]] = self._settings.run("requests")
+        return requests
 
     def call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         """A command and its result."""
@@ -231,6 +229,6 @@ class Firefox(Browser):
                 assert answer["type"] == "success", (method, answer)
                 result: dict[str, Any] = answer["result"]
                 return result
-            context = answer.get("params", {}).get("context") or answer["params"].get("source", {}).get("context")
+            context = answer["params"].get("source", {}).get("context")
             if context in self._tabs:
                 self._tabs[context].events.append(answer)
