@@ -45,6 +45,7 @@ RUN_BY = {
     "launch/vllm.sh": ("tests/launch/test_scripts.py", '"vllm.sh"'),
     "sbatch": ("tests/launch/test_scripts.py", '"slurm.sbatch"'),  # without Slurm
     "private-rlhf launch": ("tests/launch/test_launcher.py", '"ddp"'),  # as far as accelerate goes without a GPU
+    "hf": ("tests/stages/test_upload.py", "huggingface_hub.cli.hf"),
     "python -m": ("tests/cli/test_core_install.py", '"wheel"'),
 }
 """First words of a command -> the file of tests that runs it, and what must stand there."""
@@ -79,6 +80,8 @@ def check_command(line: str) -> None:
     name = words[0].removeprefix(".venv/bin/")
     if name == "private-rlhf":
         check_program(words[1:])
+    elif name == "hf":
+        assert words[1] in ("upload", "download")
     elif name == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     elif name == "accelerate":

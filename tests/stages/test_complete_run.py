@@ -260,3 +260,6 @@ def test_the_key_is_in_no_released_file(workspace: Workspace, finished_run: Path
     assert re.fullmatch("[0-9a-f]{64}", secret)
     texts = [content for content in tree(finished_run).values() if content is not None]
     assert not [content for content in texts if secret.encode() in content or bytes.fromhex(secret) in content]
+    beside = {path.name for path in (workspace.root / "owner.key.state").rglob("*")} | {"owner.key"}
+    assert len(beside) > 1
+    assert not beside & {path.name for path in finished_run.rglob("*")}
