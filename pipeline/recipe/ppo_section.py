@@ -121,11 +121,13 @@ class PpoConfig:
     """Iterations between samples in ppo/samples.jsonl, one of which is shown as well; 0: none."""
     sample_count: Annotated[int, NO_EFFECT] = Field(default=4, gt=0)
     """Responses of such an iteration that are written, evenly spaced."""
-    report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], NO_EFFECT] = Field(default_factory=list)
+    report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio", "mlflow"]], NO_EFFECT] = Field(
+        default_factory=list
+    )
     """Trackers that get the numbers of each iteration, from the main process; none by default. They stay on this
-    machine unless their own environment variables say otherwise (WANDB_MODE=online)."""
+    machine unless their own environment variables say otherwise (WANDB_MODE=online, MLFLOW_TRACKING_URI)."""
     report_samples: Annotated[bool, NO_EFFECT] = False
-    """Trackers also get the sample that is shown. Without it no prompt and no response ever reaches them."""
+    """Trackers also get the sample that is shown (not MLflow). Without it no prompt and no response reaches them."""
 
     def __post_init__(self) -> None:
         if self.quantize and self.lora is None:

@@ -1,4 +1,4 @@
-"""The records of PPO as it learns: ppo/samples.jsonl, and reports to TensorBoard, wandb or trackio by accelerate."""
+"""The records of PPO as it learns: ppo/samples.jsonl, and reports to trackers by accelerate."""
 
 from __future__ import annotations
 
@@ -35,15 +35,28 @@ def run_trackers(accelerator: Accelerator, project: str, settings: object, folde
     which a resumed run goes on.
     """
     started = bool(accelerator.log_with) and accelerator.is_main_process  # some trackers start on every process
-    if started:
-        folder.mkdir(parents=True, exist_ok=True)
-        accelerator.init_trackers(project, configuration(settings), offline_settings(folder, first))
+    with local_mlflow(folder):
+        if started:
+            folder.mkdir(parents=True, exist_ok=True)
+            accelerator.init_trackers(project, configuration(settings), offline_settings(folder, first))
+        try:
+            yield
+        finally:
+            for tracker in accelerator.trackers if started else ():
+                tracker.finish()
+
+
+@contextlib.contextmanager
+def local_mlflow(folder: Path) -> Iterator[None]:
+    """Within, MLflow writes to `folder` and tells nobody that it is used, unless its variables say otherwise."""
+    here = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder.resolve()}/mlflow.db", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    absent = {name: value for name, value in here.items() if name not in os.environ}
+    os.environ.update(absent)
     try:
         yield
     finally:
-        if started:
-            for tracker in accelerator.trackers:
-                tracker.finish()
+        for name in absent:
+            os.environ.pop(name, None)
 
 
 def offline_settings(folder: Path, first: int) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker
+from accelerate.utils import LoggerType
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
@@ -19,6 +23,7 @@ from private_rlhf.recipe import PpoConfig
 from private_rlhf.rl.tracking import (
     check_trackers,
     configuration,
+    local_mlflow,
     numbers,
     offline_settings,
     report,
@@ -132,7 +137,7 @@ def test_off_by_default(problem: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio", "mlflow"])
 def test_one_that_is_not_installed_is_refused_with_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
 
@@ -149,7 +154,7 @@ def test_one_that_is_not_installed_is_refused_with_the_command(name: str, monkey
 
 def test_unknown_trackers_and_samples_to_nowhere_are_refused() -> None:
     with pytest.raises(ValueError, match="report_to"):
-        PpoConfig(report_to=["mlflow"])  # type: ignore[list-item]
+        PpoConfig(report_to=["aim"])  # type: ignore[list-item]
     for settings in ({"report_to": ["wandb"]}, {"sample_every": 1}):
         with pytest.raises(ValueError, match="report_samples must go with report_to and sample_every"):
             PpoConfig(report_samples=True, **settings)  # type: ignore[arg-type]
@@ -183,3 +188,55 @@ def test_tensorboard_writes_its_files(tmp_path: Path) -> None:
     with run_trackers(accelerator, "x", PpoConfig(), tmp_path, 0):
         report(accelerator, {"iteration": 0, "kl": 1.0})
     assert list((tmp_path / "x").glob("events*"))
+
+
+FAKE_MLFLOW = """
+import os
+from types import SimpleNamespace
+calls = [os.environ["MLFLOW_TRACKING_URI"], os.environ["MLFLOW_DISABLE_TELEMETRY"]]
+utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100))
+def search_experiments(filter_string): return []
+def create_experiment(name, **_): calls.append(name)
+def start_run(**_): calls.append("start")
+def log_params(values): calls.append(values["rollouts"])
+def log_metrics(values, step): calls.append((step, values))
+def end_run(): calls.append("end")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="mlflow is installed: the next test uses it")
+def test_mlflow_gets_numbers_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As accelerate calls it, on a stand-in."""
+    (tmp_path / "mlflow.py").write_text(FAKE_MLFLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.MLFLOW])
+    send_one(tmp_path, monkeypatch)
+    told = importlib.import_module("mlflow").calls
+    monkeypatch.delitem(sys.modules, "mlflow")
+    local = [f"sqlite:///{tmp_path}/logs/mlflow.db", "true"]
+    assert told == [*local, "x", "start", 16, (0, {"iteration": 0, "kl": 1.0}), "end"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_mlflow_writes_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_one(tmp_path, monkeypatch)
+    assert (tmp_path / "logs" / "mlflow.db").is_file()
+
+
+def send_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number and a text, of which only the number may arrive."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.delenv(name, raising=False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = make_accelerator(World(0, 1), ["mlflow"], folder)
+    with run_trackers(accelerator, "x", PpoConfig(), folder / "logs", 0):
+        report(accelerator, {"iteration": 0, "kl": 1.0}, "text")
+    assert not [name for name in os.environ if name.startswith("MLFLOW")]
+
+
+def test_mlflow_goes_where_its_own_variables_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example")
+    with local_mlflow(tmp_path):
+        assert os.environ["MLFLOW_TRACKING_URI"] == "http://mlflow.example"
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://mlflow.example"
