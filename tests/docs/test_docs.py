@@ -25,6 +25,7 @@ WRITTEN = [page for page in PAGES if page.name != "cli.md"]
 
 RUN_BY = {
     "private-rlhf verify-release": ("tests/data/test_signature.py", "\"verify-release\", str(bundle)"),
+    "private-rlhf inspect": ("tests/docs/test_annotation_tools.py", '"inspect"'),
     "private-rlhf keygen": ("tests/cli/test_commands.py", '"keygen"'),
     "private-rlhf privatize": ("tests/cli/test_commands.py", '"privatize"'),
     "private-rlhf run": ("tests/support/pipeline_runs.py", '"run"'),
