@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,13 +166,14 @@ def train_backbone(
     world: World,
     warm_weight: torch.Tensor | None,
     reload: Callable[[], Any],
+    track: hf_trainer.Tracking = lambda *_: nullcontext(),
 ) -> TrainedBackbone:
     """The backbone, a sequence classifier with a zero head, after the recipe's `lora` or `full` training.
 
     pairs: (chosen, rejected) token ids, `chosen` being what z prefers; held_out: the same, which early stopping judges
     by. noise, held_out_noise: of their labels; the latter is read where each label has an ε of its own. seed: of the
     order and of fresh adapters. checkpoints: folder of resume state. warm_weight: (d,) head to start from, or None.
-    reload: makes a backbone like the first, to gather split weights in.
+    reload: makes a backbone like the first, to gather split weights in. track: as of `hf_trainer.train`.
     """
     check_rows(len(pairs), "reward", settings.batch_size)
     more: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
@@ -194,7 +196,7 @@ def train_backbone(
     )
     if stopping:
         stopping.attach(trainer)
-    hf_trainer.train(trainer, checkpoints)
+    hf_trainer.train(trainer, checkpoints, track)
     trained = whole_model(trainer.accelerator.unwrap_model(trainer.model), lambda: trainable(reload(), settings, seed))
     model, history = merge_adapters(trained, DTYPES[dtype]).eval(), hf_trainer.loss_history(trainer.state)
     return TrainedBackbone(model, history, describe(stopping.record) if stopping else None)

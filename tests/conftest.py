@@ -37,8 +37,9 @@ THOROUGH = {
     "reward_models/test_sharded.py", "reward_models/test_trainer.py", "rl/test_gibbs.py", "rl/test_group.py",
     "rl/test_sharded.py", "stages/test_llama_recipe.py", "stages/test_online.py", "stages/test_own_data.py",
     "stages/test_quantised_ppo.py", "stages/test_reward_at_scale.py", "stages/test_resume.py",
-    "stages/test_resume_world.py", "stages/test_served_run.py", "stages/test_twin_metadata.py",
-    "stages/test_two_processes.py", "validation/test_claims.py",
+    "stages/test_resume_world.py", "stages/test_served_run.py", "stages/test_trackers.py",
+    "stages/test_twin_metadata.py", "stages/test_two_processes.py", "stages/test_upload.py",
+    "validation/test_claims.py",
 }  # fmt: skip
 """Modules of `make test-all` only: they take more than half of its time. `make test` keeps what a change is likely to
 break, and every law of privacy and numerics."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
-from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
+from accelerate.utils import DistributedType, parse_flag_from_env
 from peft.tuners.tuners_utils import BaseTunerLayer
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World, on_cpu
@@ -25,14 +24,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 T = TypeVar("T")
 
 
-def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | None = None) -> Accelerator:
-    """An Accelerator on the machine's device, the CPU where there is no GPU; `trackers` write to the folder `logs`.
+def make_accelerator(world: World) -> Accelerator:
+    """An Accelerator on the machine's device, the CPU where there is no GPU.
 
     UserError where accelerate sees another number of processes than `world`, which the launcher declared.
     """
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # or transformers loads all models in one process only
-    places = ProjectConfiguration(logging_dir=str(logs)) if logs is not None else None
-    accelerator = Accelerator(cpu=on_cpu(), log_with=list(trackers) or None, project_config=places)
+    accelerator = Accelerator(cpu=on_cpu())
     if accelerator.num_processes != world.size:
         raise UserError(
             f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -29,6 +30,7 @@ from transformers.trainer_callback import ProgressCallback
 from trl import SFTTrainer
 
 T = TypeVar("T")
+Tracking = Callable[[Trainer, int], AbstractContextManager[None]]
 
 COMPLETE = "COMPLETE"
 OLD = "gradient_checkpointing"
@@ -206,18 +208,19 @@ class LossOnBar(ProgressCallback):
             self.training_bar.set_postfix(values, refresh=False)  # the next step shows it: a file would get a line each
 
 
-def train(trainer: Trainer, checkpoints: Path) -> None:
+def train(trainer: Trainer, checkpoints: Path, track: Tracking = lambda *_: nullcontext()) -> None:
     """Train, from the newest whole checkpoint where there is one.
 
-    Each checkpoint is marked once it is whole, after what other callbacks add to it. FloatingPointError at a loss that
-    is not finite.
+    Each checkpoint is marked once it is whole, after what other callbacks add to it. track: what reports its steps,
+    given the first of them. FloatingPointError at a loss that is not finite.
     """
     trainer.add_callback(CompletionMarker())
     trainer.add_callback(StopOnNonFinite())
     if any(isinstance(callback, ProgressCallback) for callback in trainer.callback_handler.callbacks):
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(LossOnBar())
-    trainer.train(resume_from_checkpoint=last_whole_checkpoint(checkpoints))
+    with track(trainer, last_whole_step(checkpoints)):
+        trainer.train(resume_from_checkpoint=last_whole_checkpoint(checkpoints))
 
 
 def last_whole_checkpoint(checkpoints: Path) -> str | None:

@@ -124,8 +124,8 @@ class PpoConfig:
     report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio", "mlflow"]], NO_EFFECT] = Field(
         default_factory=list
     )
-    """Trackers that get the numbers of each iteration, from the main process; none by default. They stay on this
-    machine unless their own environment variables say otherwise (WANDB_MODE=online, MLFLOW_TRACKING_URI)."""
+    """Trackers that get the numbers of each iteration, here and of each step in the stages that train with TRL. They
+    stay on this machine unless their own variables say otherwise (WANDB_MODE=online, MLFLOW_TRACKING_URI)."""
     report_samples: Annotated[bool, NO_EFFECT] = False
     """Trackers also get the sample that is shown (not MLflow). Without it no prompt and no response reaches them."""
 

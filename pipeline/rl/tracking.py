@@ -1,49 +1,69 @@
-"""The records of PPO as it learns: ppo/samples.jsonl, and reports to trackers by accelerate."""
+"""The records of a stage as it learns: reports to trackers by accelerate, and PPO's samples.jsonl."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate.tracking import filter_trackers
 from private_rlhf.core import atomic
-from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import preview
+from transformers import TrainerCallback
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from private_rlhf.rl.ppo_trainer import PpoTrainer
     from private_rlhf.rl.rollout import Rollout
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """UserError where a tracker of ppo.report_to is not installed; accelerate would leave it out in silence."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"ppo.report_to {name} needs {name}: install it with pip install {name}")
+    from transformers import Trainer, TrainerState
 
 
 @contextlib.contextmanager
-def run_trackers(accelerator: Accelerator, project: str, settings: object, folder: Path, first: int) -> Iterator[None]:
-    """Starts the trackers that the accelerator was made with and ends them with the block, however it ends.
+def run_trackers(
+    accelerator: Accelerator, names: Sequence[str], project: str, settings: object, folder: Path, first: int
+) -> Iterator[None]:
+    """Starts the trackers and ends them with the block, however it ends.
 
     They file the run under `project`, get the plain values of `settings`, and write to `folder`. first: iteration at
     which a resumed run goes on.
     """
-    started = bool(accelerator.log_with) and accelerator.is_main_process  # some trackers start on every process
+    started = bool(names) and accelerator.is_main_process  # some trackers start on every process
     with local_mlflow(folder):
         if started:
             folder.mkdir(parents=True, exist_ok=True)
+            accelerator.log_with = filter_trackers(list(names), folder)
+            accelerator.project_configuration.logging_dir = str(folder)
             accelerator.init_trackers(project, configuration(settings), offline_settings(folder, first))
         try:
             yield
         finally:
             for tracker in accelerator.trackers if started else ():
                 tracker.finish()
+
+
+@contextlib.contextmanager
+def track_trainer(
+    names: Sequence[str], project: str, settings: object, folder: Path, trainer: Trainer, first: int
+) -> Iterator[None]:
+    """`run_trackers` for a trainer of transformers, whose steps are reported within the block; first: of them."""
+    trainer.add_callback(StepReports(trainer.accelerator))
+    with run_trackers(trainer.accelerator, names, project, settings, folder, first):
+        yield
+
+
+class StepReports(TrainerCallback):
+    """Hands the numbers of each step that a trainer logs to the trackers of its accelerator."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        report(self.accelerator, {"iteration": state.global_step, **(logs or {})})
 
 
 @contextlib.contextmanager

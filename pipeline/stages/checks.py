@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -99,13 +99,17 @@ def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:
         raise UserError(f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit")
 
 
+def check_trackers(names: Sequence[str]) -> None:
+    """The trackers of ppo.report_to are installed; accelerate would leave one out in silence."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"ppo.report_to {name} needs {name}: install it with pip install {name}")
+
+
 def check_policy(settings: PpoConfig) -> None:
     """Optimiser and trackers of section ppo are installed, and its extra rewards are there and may be used."""
     check_bits("ppo", settings)
-    if settings.report_to:
-        from private_rlhf.rl.tracking import check_trackers
-
-        check_trackers(settings.report_to)
+    check_trackers(settings.report_to)
     for place, reward in enumerate(settings.extra_rewards):
         key = f"ppo.extra_rewards.{place}"
         if reward.path is not None:

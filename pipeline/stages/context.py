@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
@@ -12,6 +14,9 @@ from private_rlhf.core.world import World
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.privacy.guarantee import external_reward
 from private_rlhf.recipe import Recipe
+
+if TYPE_CHECKING:
+    from private_rlhf.lm.hf_trainer import Tracking
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,14 @@ class StageContext:
     def reward_model(self) -> Path:
         """The checkpoint of the reward model."""
         return self.run.stage("reward") / "model"
+
+    @property
+    def track(self) -> Tracking:
+        """Reports of a trainer's steps to ppo.report_to, beside the settings of the stage's section."""
+        from private_rlhf.rl.tracking import track_trainer
+
+        settings = getattr(self.recipe, self.name)
+        return partial(track_trainer, self.recipe.ppo.report_to, self.recipe.name, settings, self.folder / "tracking")
 
     @property
     def outside_reward(self) -> dict[str, str]:

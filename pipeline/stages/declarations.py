@@ -31,6 +31,7 @@ from private_rlhf.stages.checks import (
     check_model_folder,
     check_policy,
     check_reward_verdict,
+    check_trackers,
     check_trainer_args,
 )
 from private_rlhf.stages.launch_strategies import check_strategy
@@ -149,6 +150,7 @@ class Trained(Stage):
     def check(self, recipe: Recipe, world: World) -> None:
         super().check(recipe, world)
         check_trainer_args(self.name, recipe, world)
+        check_trackers(recipe.ppo.report_to)
 
 
 class Sft(Trained):

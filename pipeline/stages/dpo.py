@@ -53,7 +53,7 @@ def run(context: StageContext) -> dict[str, Any]:
         train_dataset=dataset,
         processing_class=renderer.tokenizer,
     )
-    hf_trainer.train(trainer, context.checkpoints)
+    hf_trainer.train(trainer, context.checkpoints, context.track)
 
     # --- results ------------------------------------------------------------------------------------------------------
     hf_trainer.save_trained(trainer, renderer, context.folder / "model", dtype)

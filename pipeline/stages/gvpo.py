@@ -47,8 +47,7 @@ from tqdm import tqdm
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.gvpo
-    logs = context.folder / "tracking" if recipe.ppo.report_to else None
-    accelerator = make_accelerator(context.world, recipe.ppo.report_to, logs)
+    accelerator, logs = make_accelerator(context.world), context.folder / "tracking"
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     renderer = renderer_of(context)
@@ -66,7 +65,7 @@ def run(context: StageContext) -> dict[str, Any]:
     with stopping_cleanly(context):
         training.resume()
         first = len(training.history)
-        with tracking.run_trackers(accelerator, recipe.name, settings, context.folder / "tracking", first):
+        with tracking.run_trackers(accelerator, recipe.ppo.report_to, recipe.name, settings, logs, first):
             training.train()
     best = training.restore_best()
 

@@ -44,8 +44,7 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe, settings, start = context.recipe, context.recipe.ppo, previous_run(context.recipe)
     if start is not None:  # π is not π_ref before the first iteration, so the draws of π_ref are not its own
         settings = replace(settings, reference_rollouts=False, warm_start=None)
-    logs = context.folder / "tracking" if settings.report_to else None
-    accelerator = make_accelerator(context.world, settings.report_to, logs)
+    accelerator = make_accelerator(context.world)
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     renderer = renderer_of(context)
@@ -67,7 +66,8 @@ def run(context: StageContext) -> dict[str, Any]:
         answers.restart(len(history))
         tracking.forget_samples(context.folder / tracking.SAMPLES, len(history))
     accelerator.wait_for_everyone()
-    with tracking.run_trackers(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):
+    logs = context.folder / "tracking"
+    with tracking.run_trackers(accelerator, settings.report_to, recipe.name, settings, logs, len(history)):
         learn(trainer, history, context, answers)
     polish = {}
     if settings.polish is not None:

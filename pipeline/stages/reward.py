@@ -93,6 +93,7 @@ def run(context: StageContext) -> dict[str, Any]:
             world=context.world,
             warm_weight=fit.weight if settings.head_warmup else None,
             reload=load,
+            track=context.track,
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = features_of(model, "trained")

@@ -67,7 +67,7 @@ def run(context: StageContext) -> dict[str, Any]:
         answers.restart(hf_trainer.last_whole_step(context.checkpoints))
     trainer.accelerator.wait_for_everyone()
     trainer.draw_references()
-    hf_trainer.train(trainer, context.checkpoints)
+    hf_trainer.train(trainer, context.checkpoints, context.track)
 
     # --- results ------------------------------------------------------------------------------------------------------
     hf_trainer.save_trained(trainer, renderer, context.folder / "model", dtype)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker
-from accelerate.utils import LoggerType
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.rl.tracking import (
-    check_trackers,
     configuration,
     local_mlflow,
     numbers,
@@ -29,8 +24,10 @@ from private_rlhf.rl.tracking import (
     report,
     run_trackers,
 )
+from private_rlhf.stages.checks import check_trackers
 from private_rlhf.stages.declarations import preflight
 from private_rlhf.stages.ppo import learn
+from support.fake_mlflow import pretend_mlflow
 from support.recipes import recipe_of
 
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "iterations": 2, "report_to": ["tensorboard"]}
@@ -78,21 +75,15 @@ def run(problem: Any, recorder: Recorder, tmp_path: Path) -> Callable[..., list[
 
     def learn_two(**settings: Any) -> list[dict[str, Any]]:
         trainer = problem.trainer(**SMALL, **settings)
-        trainer.accelerator = attached(trainer.accelerator, recorder)
         recipe = SimpleNamespace(data=SimpleNamespace(prompts="file"))
         places = {"folder": tmp_path, "checkpoints": tmp_path / "checkpoints"}
         where: Any = SimpleNamespace(**places, recipe=recipe, world=World(0, 1))
         history: list[dict[str, Any]] = []
-        with run_trackers(trainer.accelerator, "x", trainer.config, tmp_path / "tracking", 0):
+        with run_trackers(trainer.accelerator, [recorder], "x", trainer.config, tmp_path / "tracking", 0):
             learn(trainer, history, where)
         return history
 
     return learn_two
-
-
-def attached(accelerator: Accelerator, tracker: GeneralTracker) -> Accelerator:
-    accelerator.log_with = [tracker]
-    return accelerator
 
 
 def test_every_iteration_s_numbers_arrive_and_no_text(run: Any, recorder: Recorder) -> None:
@@ -114,15 +105,15 @@ def test_samples_arrive_only_when_the_recipe_says_so(run: Any, recorder: Recorde
 
 
 def test_trackers_end_however_the_run_ends(recorder: Recorder, problem: Any, tmp_path: Path) -> None:
-    accelerator = attached(problem.trainer(**SMALL).accelerator, recorder)
-    with pytest.raises(RuntimeError, match="stop"), run_trackers(accelerator, "x", PpoConfig(), tmp_path, 0):
+    accelerator, names = problem.trainer(**SMALL).accelerator, [recorder]
+    with pytest.raises(RuntimeError, match="stop"), run_trackers(accelerator, names, "x", PpoConfig(), tmp_path, 0):
         raise RuntimeError("stop")
     assert recorder.calls[-1] == ("finish", None)
 
 
 def test_other_processes_neither_start_nor_log(recorder: Recorder, tmp_path: Path) -> None:
-    other: Any = SimpleNamespace(is_main_process=False, log_with=[recorder], trackers=[recorder])
-    with run_trackers(other, "x", PpoConfig(), tmp_path / "logs", 0):
+    other: Any = SimpleNamespace(is_main_process=False, trackers=[recorder])
+    with run_trackers(other, [recorder], "x", PpoConfig(), tmp_path / "logs", 0):
         report(other, {"iteration": 0, "kl": 1.0})
     assert recorder.calls == []
     assert not (tmp_path / "logs").exists()
@@ -131,7 +122,7 @@ def test_other_processes_neither_start_nor_log(recorder: Recorder, tmp_path: Pat
 def test_off_by_default(problem: Any, tmp_path: Path) -> None:
     assert PpoConfig().report_to == []
     accelerator = problem.trainer().accelerator
-    with run_trackers(accelerator, "x", PpoConfig(), tmp_path / "logs", 0):
+    with run_trackers(accelerator, [], "x", PpoConfig(), tmp_path / "logs", 0):
         report(accelerator, {"iteration": 0, "kl": 1.0}, "text")
     assert accelerator.trackers == []
     assert not (tmp_path / "logs").exists()
@@ -149,6 +140,8 @@ def test_one_that_is_not_installed_is_refused_with_the_command(name: str, monkey
     message = rf"ppo\.report_to {name} needs {name}: install it with pip install {name}"
     with pytest.raises(UserError, match=message):
         preflight(recipe, ["ppo"], World(0, 1))
+    with pytest.raises(UserError, match=message):
+        preflight(recipe, ["sft"], World(0, 1))
     preflight(recipe, ["evaluate"], World(0, 1))
 
 
@@ -184,37 +177,19 @@ def test_tensorboard_writes_its_files(tmp_path: Path) -> None:
     check_trackers(["tensorboard"])
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    accelerator = make_accelerator(World(0, 1), ["tensorboard"], tmp_path)
-    with run_trackers(accelerator, "x", PpoConfig(), tmp_path, 0):
+    accelerator = make_accelerator(World(0, 1))
+    with run_trackers(accelerator, ["tensorboard"], "x", PpoConfig(), tmp_path, 0):
         report(accelerator, {"iteration": 0, "kl": 1.0})
     assert list((tmp_path / "x").glob("events*"))
-
-
-FAKE_MLFLOW = """
-import os
-from types import SimpleNamespace
-calls = [os.environ["MLFLOW_TRACKING_URI"], os.environ["MLFLOW_DISABLE_TELEMETRY"]]
-utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100))
-def search_experiments(filter_string): return []
-def create_experiment(name, **_): calls.append(name)
-def start_run(**_): calls.append("start")
-def log_params(values): calls.append(values["rollouts"])
-def log_metrics(values, step): calls.append((step, values))
-def end_run(): calls.append("end")
-"""
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="mlflow is installed: the next test uses it")
 def test_mlflow_gets_numbers_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As accelerate calls it, on a stand-in."""
-    (tmp_path / "mlflow.py").write_text(FAKE_MLFLOW)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.MLFLOW])
+    told = pretend_mlflow(tmp_path, monkeypatch)
     send_one(tmp_path, monkeypatch)
-    told = importlib.import_module("mlflow").calls
-    monkeypatch.delitem(sys.modules, "mlflow")
     local = [f"sqlite:///{tmp_path}/logs/mlflow.db", "true"]
-    assert told == [*local, "x", "start", 16, (0, {"iteration": 0, "kl": 1.0}), "end"]
+    assert told == [*local, "x", "start", configuration(PpoConfig()), (0, {"iteration": 0, "kl": 1.0}), "end"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
@@ -229,8 +204,8 @@ def send_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    accelerator = make_accelerator(World(0, 1), ["mlflow"], folder)
-    with run_trackers(accelerator, "x", PpoConfig(), folder / "logs", 0):
+    accelerator = make_accelerator(World(0, 1))
+    with run_trackers(accelerator, ["mlflow"], "x", PpoConfig(), folder / "logs", 0):
         report(accelerator, {"iteration": 0, "kl": 1.0}, "text")
     assert not [name for name in os.environ if name.startswith("MLFLOW")]
 
