@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from private_rlhf import runner
-from private_rlhf.audit.twins import TWINS, check_twins, make_twins
+from private_rlhf.audit.twins import TWINS, check_twins, make_twins, verify
 from private_rlhf.cli import main
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import curate, engine
@@ -61,6 +61,22 @@ def test_a_release_is_the_same_under_other_labels(
     found = verdict_of(recipe, tmp_path / "twins", "privatize")
     assert found.comparison.leaks == ()
     assert found.turned > 150
+
+
+def test_twins_report_to_no_tracker(workspace: Workspace, tmp_path: Path) -> None:
+    """Its files hold times, and on a server they would be runs of a made-up recipe."""
+    seen: list[Recipe] = []
+
+    def execute(recipe: Recipe, run: RunDir) -> None:
+        seen.append(recipe)
+        raise InterruptedError
+
+    overrides = ("ppo.report_to=[wandb]", "ppo.sample_every=1", "ppo.report_samples=true")
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 40), workspace, *overrides)
+    with pytest.raises(InterruptedError):
+        verify(recipe, tmp_path / "twins", execute, runner.NAMES)
+    (twin,) = seen
+    assert (twin.ppo.report_to, twin.ppo.report_samples) == ([], False)
 
 
 # --- planted leaks ----------------------------------------------------------------------------------------------------
