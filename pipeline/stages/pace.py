@@ -21,7 +21,7 @@ BLOCKS = 20  # characters of the bar
 def texts(name: str, recipe: Recipe, reports: Mapping[str, Any]) -> float:
     """The number of texts in stage `name`; inf where it is not known. reports: of the finished stages, by name."""
     if name == "sft" and name in reports:
-        return float(reports[name]["steps"] * recipe.sft.batch_size)
+        return float(reports[name].get("steps", math.inf) * recipe.sft.batch_size)
     if name == "reward" and recipe.reward.mode == "head" and "privatize" in reports:
         return float(reports["privatize"].get("events", math.inf))
     if name == "ppo":
