@@ -29,6 +29,7 @@ from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.recipe import DataConfig
+from support import killed_release
 from support.other_machines import move_to
 from support.plain_release import manifest_of, privatize_records, write_release
 
@@ -353,37 +354,15 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, key: Path, monkeypatch: 
     assert not (tmp_path / "new").exists()
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from private_rlhf.data import curate, engine
-from private_rlhf.data.conversation import RowError
-from private_rlhf.data.curate import Request, privatize_source
-step, left, data, output, key = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
-
-def killed(function):
-    def counting(*arguments, **more):
-        global left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        return function(*arguments, **more)
-    return counting
-
-owner = curate if hasattr(curate, step) else engine
-setattr(owner, step, killed(getattr(owner, step)))
-privatize_source(Request(data, Path(output), 1.0, Path(key), chunk_bytes=1500))
-"""
-
-
 @pytest.mark.parametrize(
     ("step", "calls"),
     [("write_run", 3), ("gather_events", 0), ("_enter", 0), ("write_shard", 0), ("write_json", 0), ("publish", 0)],
 )
 def test_killed_anywhere_and_run_again(tmp_path: Path, key: Path, step: str, calls: int) -> None:
     data = write(tmp_path / "d.jsonl", rows_of(120))
-    arguments = [sys.executable, "-c", KILLED, step, str(calls), str(data), str(tmp_path / "out"), str(key)]
-    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    arguments = [step, str(calls), str(data), str(tmp_path / "out"), str(key)]
+    done = subprocess.run([sys.executable, killed_release.__file__, *arguments], check=False)
+    assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     work = tmp_path / ".out.work"
     assert work.stat().st_mode & 0o777 == 0o700
@@ -412,8 +391,9 @@ def test_killed_anywhere_and_run_again(tmp_path: Path, key: Path, step: str, cal
 
 def test_what_another_plan_left_is_thrown_away(tmp_path: Path, key: Path) -> None:
     data = write(tmp_path / "d.jsonl", rows_of(60))
-    arguments = [sys.executable, "-c", KILLED, "gather_events", "0", str(data), str(tmp_path / "out"), str(key)]
-    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    arguments = ["gather_events", "0", str(data), str(tmp_path / "out"), str(key)]
+    done = subprocess.run([sys.executable, killed_release.__file__, *arguments], check=False)
+    assert done.returncode == -signal.SIGKILL
     time.sleep(0.01)
     write(data, rows_of(61))
     os.utime(data)

@@ -22,6 +22,7 @@ from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.privacy.keys import Lock, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
+from support import killed_release
 from support.other_machines import copy_key, move_to
 
 ROWS, PER_SHARD = 2000, 128
@@ -122,37 +123,12 @@ def test_many_copies_and_a_cap_leave_fewer_shards(
     assert contents(capped.output) == contents(tmp_path / "one")
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from private_rlhf.data import curate, engine
-from private_rlhf.data.curate import Request, release_step
-from private_rlhf.data.declared_columns import Options
-step, at, left, data, output, key = sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:]
-curate.ROWS_PER_SHARD, engine.ROWS_IN_MEMORY = 128, 256
-
-def killed(function):
-    def counting(*arguments, **more):
-        global left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        return function(*arguments, **more)
-    return counting
-
-owner = curate if hasattr(curate, at) else engine
-setattr(owner, at, killed(getattr(owner, at)))
-options = Options(labeler_column="who")
-release_step(Request(data, Path(output), 1.0, Path(key), options=options, chunk_bytes=8000, step=step))
-"""
-
-
 def test_killed_tasks_are_run_again(request_of: Request) -> None:
     parts, one = at(request_of, "parts"), at(request_of, "one")
 
     def kill(step: str, place: str, calls: int) -> None:
-        given = (step, place, str(calls), parts.data, str(parts.output), str(parts.key_file))
-        done = subprocess.run([sys.executable, "-c", KILLED, *given], check=False)
+        given = (place, str(calls), parts.data, str(parts.output), str(parts.key_file), step)
+        done = subprocess.run([sys.executable, killed_release.__file__, *given], check=False)
         assert done.returncode == -signal.SIGKILL
 
     kill("map:1/2", "write_run", 3)
