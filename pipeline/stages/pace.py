@@ -39,7 +39,7 @@ def texts(name: str, recipe: Recipe, reports: Mapping[str, Any]) -> float:
 def rest_of(recipe: Recipe, run: RunDir, names: Sequence[str], name: str) -> str:
     """A bar over the run's stages `names`, and the minutes left as `name` starts; empty where they are not known."""
     manifests = {each: manifest for each in names if (manifest := run.manifest(each)) is not None}
-    reports = {each: manifest["report"] for each, manifest in manifests.items()}
+    reports = {each: manifest.get("report", {}) for each, manifest in manifests.items()}
     work = {each: texts(each, recipe, reports) * cost for each, cost in COSTS.items() if each in names}
     before = [each for each in work if names.index(each) < names.index(name) and each in manifests]
     done = sum(work[each] for each in before)

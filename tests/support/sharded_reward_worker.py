@@ -82,8 +82,8 @@ def watch_whole_weights() -> list[int]:
     split: list[int] = []
     train = hf_trainer.train
 
-    def watched(trainer: Any, checkpoints: Path) -> None:
-        train(trainer, checkpoints)
+    def watched(trainer: Any, *arguments: Any) -> None:
+        train(trainer, *arguments)
         split.append(sum(whole_tensor(each) is not each for each in trainer.model.parameters()))
 
     hf_trainer.train = watched
