@@ -185,7 +185,10 @@ def quick_disk() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[Chromium, Firefox], ids=["chromium", "firefox"])
+FIREFOX = pytest.param(Firefox, id="firefox", marks=pytest.mark.thorough)  # a change mostly shows in either
+
+
+@pytest.fixture(scope="module", params=[pytest.param(Chromium, id="chromium"), FIREFOX])
 def program(request: pytest.FixtureRequest) -> Callable[[Path], Browser]:
     """Each browser in turn, to be started with a folder; one that is not installed skips."""
     start: Callable[[Path], Browser] = request.param
