@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,7 @@ def train_backbone(
     world: World,
     warm_weight: torch.Tensor | None,
     reload: Callable[[], Any],
-    track: hf_trainer.Tracking = lambda *_: nullcontext(),
+    track: hf_trainer.Tracking = hf_trainer.untracked,
 ) -> TrainedBackbone:
     """The backbone, a sequence classifier with a zero head, after the recipe's `lora` or `full` training.
 

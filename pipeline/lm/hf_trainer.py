@@ -208,7 +208,12 @@ class LossOnBar(ProgressCallback):
             self.training_bar.set_postfix(values, refresh=False)  # the next step shows it: a file would get a line each
 
 
-def train(trainer: Trainer, checkpoints: Path, track: Tracking = lambda *_: nullcontext()) -> None:
+def untracked(trainer: Trainer, first: int) -> AbstractContextManager[None]:
+    """A `Tracking` that reports to nobody."""
+    return nullcontext()
+
+
+def train(trainer: Trainer, checkpoints: Path, track: Tracking = untracked) -> None:
     """Train, from the newest whole checkpoint where there is one.
 
     Each checkpoint is marked once it is whole, after what other callbacks add to it. track: what reports its steps,

@@ -1,7 +1,8 @@
 """The time that the rest of a run takes, guessed from its finished stages.
 
 COSTS has what a text takes in a stage, drawn, scored and learnt from, beside one that SFT learns from: read off runs
-of the demo on two CPU cores, and rounded. Elsewhere, and for long answers, the guess can be wrong by half.
+of the demo on two CPU cores, and rounded. Another machine, one whose pace changes, or long answers can take twice as
+long as the guess, or half.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.recipe import Recipe
 
-COSTS = {"sft": 1.0, "reward": 0.1, "ppo": 1.5, "gvpo": 2.0, "evaluate": 0.75}
+COSTS = {"sft": 1.0, "reward": 0.1, "ppo": 1.5, "gvpo": 1.3, "evaluate": 0.75}
 """A text's cost by stage. Stages that take seconds are left out."""
 BLOCKS = 20  # characters of the bar
 
@@ -38,15 +39,15 @@ def texts(name: str, recipe: Recipe, reports: Mapping[str, Any]) -> float:
 
 def rest_of(recipe: Recipe, run: RunDir, names: Sequence[str], name: str) -> str:
     """A bar over the run's stages `names`, and the minutes left as `name` starts; empty where they are not known."""
-    manifests = {each: manifest for each in names if (manifest := run.manifest(each)) is not None}
+    place = names.index(name)
+    manifests = {each: manifest for each in names[:place] if (manifest := run.manifest(each)) is not None}
     reports = {each: manifest.get("report", {}) for each, manifest in manifests.items()}
     work = {each: texts(each, recipe, reports) * cost for each, cost in COSTS.items() if each in names}
-    before = [each for each in work if names.index(each) < names.index(name) and each in manifests]
-    done = sum(work[each] for each in before)
-    rest = sum(work[each] for each in work if names.index(each) >= names.index(name))
+    done = sum(cost for each, cost in work.items() if each in manifests)
+    rest = sum(cost for each, cost in work.items() if each in names[place:])
     if not done or not rest or not math.isfinite(done + rest):
         return ""
-    minutes = sum(manifests[each]["seconds"] for each in before) * rest / done / 60
+    minutes = sum(manifests[each]["seconds"] for each in work if each in manifests) * rest / done / 60
     full = round(BLOCKS * done / (done + rest))
     left = f"about {minutes:.0f} minutes" if minutes > 1.5 else "a minute or two"
     return f" [{'#' * full}{'.' * (BLOCKS - full)}] {left} left"

@@ -66,7 +66,7 @@ class Argilla(ModuleType):
 
 
 def chosen(export: str, folder: Path, capsys: pytest.CaptureFixture[str], shape: str) -> list[tuple[str, str]]:
-    """What was preferred over what, after `inspect` and a release that flips next to nothing."""
+    """Pairs of the preferred response and the other, after `inspect` and a release that flips next to nothing."""
     assert main(["inspect", export]) == 0
     printed = capsys.readouterr()
     assert shape in printed.out + printed.err

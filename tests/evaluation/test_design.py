@@ -235,7 +235,7 @@ def test_a_pilot_of_one_label_tells_nothing() -> None:
 
 
 def test_central_trust_pays_from_some_number_of_labels_on() -> None:
-    """Where docs/results/central.md measured it, 32 features: from between 500 and 2,000 labels at ε = 1 and 2, and not
+    """As docs/results/central.md measured it, 32 features: from between 500 and 2,000 labels at ε = 1 and 2, and not
     from 2,000 at ε = 4."""
     answers = Answers.normal()
     measured = ((1.0, 500, False), (1.0, 2000, True), (2.0, 500, False), (2.0, 2000, True), (4.0, 2000, False))

@@ -44,7 +44,7 @@ def here(tmp_path: Path, finished_run: Path) -> Path:
 
 @pytest.fixture
 def python(hub: FakeHub, here: Path) -> Callable[..., str]:
-    """What a Python of its own prints, whose hub is the fake one."""
+    """The output of a Python of its own, whose hub is the fake one."""
 
     def call(*arguments: str) -> str:
         environment = os.environ | hub.environment(str(here / "cache"))

@@ -1,4 +1,4 @@
-"""What tests ask of a browser, in the same words for each."""
+"""The interface of a browser to tests, the same for each."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Tab(ABC):
 
     @abstractmethod
     def speak(self, languages: str) -> None:
-        """What the person reads, best first, as in Accept-Language; before a page is opened."""
+        """The languages that the person reads, best first, as in Accept-Language; before a page is opened."""
 
     @abstractmethod
     def offline(self, offline: bool) -> None:
@@ -90,7 +90,7 @@ class Tab(ABC):
 
     @abstractmethod
     def save_in(self, folder: Path) -> None:
-        """Where downloads go."""
+        """Set the folder of downloads."""
 
     @abstractmethod
     def choose_file(self, selector: str, path: Path) -> None:
@@ -106,7 +106,7 @@ class Tab(ABC):
 
     @abstractmethod
     def requests(self) -> list[dict[str, Any]]:
-        """What it sent since it was opened, in order: `method`, `url` and `postData` of each."""
+        """Its requests since it was opened, in order: `method`, `url` and `postData` of each."""
 
     @abstractmethod
     def errors(self) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ class FakeHub:
         self.objects: dict[str, bytes] = {}
 
     def environment(self, cache: str) -> dict[str, str]:
-        """What sends `hf` here, and by plain HTTP: `hf_xet` talks to a store of its own."""
+        """Variables that send `hf` here, and by plain HTTP: `hf_xet` talks to a store of its own."""
         here = {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, "HF_HOME": cache, "HF_HUB_OFFLINE": "0"}
         return here | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -139,12 +139,12 @@ class FakeHub:
 
 
 def mode(path: str) -> str:
-    """How a file is sent: large ones apart from the commit."""
+    """The way in which a file is sent: large ones apart from the commit."""
     return "lfs" if path.endswith((".safetensors", ".parquet")) else "regular"
 
 
 def tree(files: dict[str, bytes], folder: str) -> Iterator[dict[str, Any]]:
-    """What lies below `folder`, at any depth; clients pass over what they did not ask for."""
+    """The files below `folder`, at any depth; clients pass over what they did not ask for."""
     for path, content in files.items():
         if path.startswith(folder):
             yield {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}

@@ -26,7 +26,7 @@ def end_run(): calls.append("end")
 
 
 def pretend_mlflow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is told to it in this test: address, telemetry off or not, experiment, "start", parameters, (step, values)
+    """Calls that it gets in this test: address, telemetry off or not, experiment, "start", parameters, (step, values)
     of each report, "end"."""
     (folder / "mlflow.py").write_text(MODULE)
     monkeypatch.syspath_prepend(folder)

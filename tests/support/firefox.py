@@ -166,7 +166,7 @@ class Tab(browsers.Tab):
 
 
 def value_of(remote: dict[str, Any]) -> Any:
-    """What a RemoteValue of the protocol stands for."""
+    """The Python value of a RemoteValue of the protocol."""
     value = remote.get("value")
     if remote["type"] == "array":
         return [value_of(each) for each in value or ()]
@@ -188,6 +188,14 @@ class Firefox(Browser):
             [find_program("firefox", "firefox-esr"), "--headless", "--no-remote", "--profile", str(folder),
              "--remote-debugging-port", "0", "--remote-allow-system-access"]
         )  # fmt: skip
+        try:
+            self._connect(place)
+        except BaseException:  # nobody has this object yet, who could end the process
+            self.kill()
+            raise
+
+    def _connect(self, place: Path) -> None:
+        """Open the session whose port Firefox writes to `place`."""
         wait_for(lambda: place.is_file() and place.read_text(), "Firefox listens")
         self._socket = WebSocket(json.loads(place.read_text())["ws_port"], "/session")
         self._tabs = dict[str, Tab]()
@@ -213,7 +221,7 @@ class Firefox(Browser):
         self._settings.run(f"{script}; 0")
 
     def requests(self) -> list[dict[str, str]]:
-        """What its tabs sent since it was started, in order."""
+        """The requests of its tabs since it was started, in order."""
         requests: list[dict[str, str]] = self._settings.run("requests")
         return requests
 
