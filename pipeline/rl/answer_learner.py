@@ -69,9 +69,11 @@ class AnswerLearner:
         return group_steps(answers.prompts, settings.samples_per_prompt, groups, settings.passes, seed)
 
     def learn(self, answers: Answers, number: int) -> dict[str, float]:
-        """All steps of a round of its own; means over them of what `step` returns."""
-        steps = self.steps(answers, number)
+        """All steps of a round of its own, with moments of their own; means over them of what `step` returns."""
+        moments, steps = self.trainer.optimizer.state, self.steps(answers, number)
+        moments.clear()  # PPO's gradients are of another size: its moments would set the length of these steps
         rows = [self.step(answers, groups, number, done / len(steps)) for done, groups in enumerate(steps)]
+        moments.clear()  # and these ones that of PPO's steps
         return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]} if rows else {}
 
     def step(self, answers: Answers, groups: Groups, number: int, done: float) -> dict[str, float]:

@@ -85,7 +85,7 @@ def save(
         save_file({"references": stacked}, temporary / REFERENCES, metadata=names)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        (temporary / "state.json").write_text(json.dumps(state))
+        (temporary / "state.json").write_text(json.dumps(state | {"no_moments": bool(fresh)}))
         atomic.sync_folder(temporary)
         os.replace(temporary, target)
         for old in folder.glob("step-*"):
@@ -100,9 +100,9 @@ def load_latest(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None
     if latest is None:
         return None
     accelerator.load_state(str(latest))
-    if latest.name == "step-0":
-        _forget(accelerator._optimizers)
     state: dict[str, Any] = json.loads((latest / "state.json").read_text())
+    if state.pop("no_moments", False):
+        _forget(accelerator._optimizers)
     return state
 
 
@@ -124,7 +124,7 @@ def kept(folder: Path) -> str:
 
 
 def _forget(optimizers: Iterable[AcceleratedOptimizer]) -> None:
-    """Empty the state of optimisers that have made no step: to write or read that of split weights, torch makes one
+    """Empty the state of optimisers that have no moments yet: to write or read that of split weights, torch makes one
     and counts a step in it, and Adam's first true step would be a quarter shorter."""
     for each in optimizers:
         each.state.clear()

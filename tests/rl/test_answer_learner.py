@@ -313,3 +313,19 @@ def test_ppo_starts_from_the_regression_on_its_references(problem: Problem) -> N
     assert entry["value_loss"] == 0
     assert problem.gain(trainer.policy, KL_COEF) > 0.1
     assert len(trainer.improve(1)[0].responses) == 8
+
+
+@pytest.mark.parametrize("regression_first", [True, False])
+def test_neither_loss_steps_with_the_moments_of_the_other(problem: Problem, regression_first: bool) -> None:
+    """Adam divides by the size of earlier gradients, and the two losses differ in it."""
+    learner, fresh = learner_of(problem), learner_of(problem)
+    answers = draws(learner, 4)
+    one, other = lambda each: each.learn(answers, 0), lambda each: each.trainer.improve(0)
+    before, after = (one, other) if regression_first else (other, one)
+    before(learner)
+    learnt = learner.trainer.bare.state_dict()
+    fresh.trainer.bare.load_state_dict(learnt)
+    after(learner)
+    after(fresh)
+    expected, weights = fresh.trainer.bare.state_dict(), learner.trainer.bare.state_dict()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
