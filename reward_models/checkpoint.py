@@ -182,9 +182,8 @@ def save_reward_checkpoint(
         if bonus is not None:
             save_file(bonus_tensors(bonus), folder / BONUS_FILE)
         (folder / METADATA_FILE).write_text(json.dumps(metadata.to_json(), indent=2, allow_nan=False) + "\n")
-        again = load_reward_checkpoint(folder, dtype=model.dtype).model  # before it gets its name
-        again.model.to(weight.device)  # another device's bfloat16 products are up to 0.15 apart
-        before, after = probe_scores(model), probe_scores(again.model)
+        again = load_reward_checkpoint(folder, dtype=model.dtype).model.model  # before it gets its name
+        before, after = probe_scores(model), probe_scores(again.to(weight.device))  # bfloat16 differs by device
         if not torch.allclose(before, after, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
             raise RuntimeError(
                 f"read again after it was saved, the reward model scores {after.tolist()} where it scored "

@@ -179,7 +179,6 @@ class PpoTrainer:
         warm = self.warm_start if iteration == 0 else None
         losses = self.update(rollout, iteration) if warm is None else dict.fromkeys(LOSSES, 0.0) | warm(rollout)
         seconds["update"] = time.monotonic() - started
-        tokens = float(rollout.mask.sum())
         return rollout, {
             "iteration": iteration,
             "rollouts": len(rollout.responses),
@@ -188,7 +187,7 @@ class PpoTrainer:
             **losses,
             **({"engine": dict(self.proofs)} if self.proofs else {}),
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
-            "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1),
+            "tokens_per_second": round(float(rollout.mask.sum()) / max(sum(seconds.values()), 1e-9), 1),
         }
 
     def describe(self, rollout: Rollout, has_truth: bool = False) -> dict[str, Any]:
@@ -224,9 +223,8 @@ class PpoTrainer:
         try:
             if self.learns_references(iteration):
                 return self.draw_references(self.prompts)
-            rows = range(self.config.rollouts)
-            prompts = [self.prompt_of(iteration, i) for i in rows]
-            return self.draw(prompts, [sample_key(self.seed, "rollout", iteration, i) for i in rows])
+            keys = [sample_key(self.seed, "rollout", iteration, row) for row in range(self.config.rollouts)]
+            return self.draw([self.prompt_of(iteration, row) for row in range(self.config.rollouts)], keys)
         except NonFiniteError as error:
             self._locate(error, iteration)
             raise

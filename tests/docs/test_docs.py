@@ -43,6 +43,7 @@ RUN_BY = {
     "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
     "launch/sweep_epsilon.sh": ("tests/launch/test_scripts.py", "sweep_epsilon.sh"),
     "python tests/gpu/throughput.py": ("tests/gpu/test_throughput.py", "throughput.py"),
+    "python tests/benchmarks/cost_curves.py": ("tests/stages/test_cost_curves.py", "cost_curves.__file__"),
     "launch/vllm.sh": ("tests/launch/test_scripts.py", '"vllm.sh"'),
     "sbatch": ("tests/launch/test_scripts.py", '"slurm.sbatch"'),  # without Slurm
     "private-rlhf launch": ("tests/launch/test_launcher.py", '"ddp"'),  # as far as accelerate goes without a GPU
