@@ -10,13 +10,17 @@ import pytest
 import torch
 from datasets import Dataset
 from gpu.machine import make_trainer, renderer_of, some_pairs
+from peer_ppo_loops import reward_checkpoint
 from private_rlhf.lm import generate
 from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.logprobs import PolicyWithValue, token_batch
 from private_rlhf.lm.models import add_lora, load_causal_lm
 from private_rlhf.lm.rows import sharing_of
 from private_rlhf.recipe import LoraSettings
+from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
+from private_rlhf.reward_models.model import probe_scores, score_layer
 from private_rlhf.rl.rollout import Rollout
+from support.reward_checkpoints import metadata
 from torch import Tensor
 from trl import SFTConfig
 
@@ -180,3 +184,16 @@ def test_scores_and_losses_of_ppo(checkpoint_path: Path, device: torch.device, l
     found = here.update(moved(rollout, device), 0)
     assert here.accelerator.device.type == device.type
     assert found == pytest.approx(expected, abs=LOSS, rel=LOSS)
+
+
+def test_a_bfloat16_reward_model_can_be_saved_from_the_gpu(
+    checkpoint_path: Path, device: torch.device, tmp_path: Path
+) -> None:
+    """Its copy is compared on the same device: the CPU's scores of it differ by more than the check allows."""
+    reward = reward_checkpoint({"path": checkpoint_path, "dtype": "bf16", "mc_dropout": False})
+    model = reward.model.model.to(device)
+    with torch.no_grad():
+        score_layer(model).weight.mul_(20)  # the head of one seed on an H200 had scores up to 5
+    save_reward_checkpoint(tmp_path / "model", model, metadata(kappa=None))
+    saved = load_reward_checkpoint(tmp_path / "model", dtype=torch.bfloat16).model
+    assert torch.equal(probe_scores(saved.model.to(device)), probe_scores(model))
