@@ -129,6 +129,7 @@ def test_privatize_gives_the_same_bytes_again_and_for_every_format(tmp_path: Pat
     assert "choose another output folder" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_answers_have_the_form_that_training_gave_them(finished_run: Path) -> None:
     from private_rlhf.evaluation.checkpoint_comparison import renderer_of
 

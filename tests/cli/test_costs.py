@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from private_rlhf.commands import costs
@@ -41,9 +42,9 @@ def recipe(cache: Path, *overrides: str) -> Recipe:
 def test_sft_takes_as_many_measured_passes_as_it_has_batches(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], passes: int
 ) -> None:
-    """On a clock that is read twice a pass and ticks once between."""
+    """On a clock that is read twice a pass and ticks once between; other threads read the usual one."""
     ticks = count()
-    monkeypatch.setattr(costs.time, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(costs, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     assert costs.sft_seconds(recipe(cache, *overrides), tmp_path) == passes
 
 

@@ -40,6 +40,7 @@ def test_a_bar_that_goes_to_a_file_prints_its_start_and_its_end() -> None:
     assert "40/40" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_stage_bar_in_a_file_has_no_line_for_each_step(tmp_path: Path) -> None:
     """Stage sft of the tiny recipe: a loss at each step, and a bar that shows its start, its end and little between."""
     recipe = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"

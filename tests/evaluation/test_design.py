@@ -207,6 +207,7 @@ def test_the_interval_of_a_pilot_holds_the_agreement(
     assert np.mean([low <= scale <= high for low, _, high in told]) >= 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_thread")
 def test_the_interval_of_a_pilot_misses_where_flips_are_not_known() -> None:
     """Labels at ε = 1 that are read as nearly true ones seem to come from people who hardly agree."""

@@ -113,6 +113,7 @@ def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tm
     assert load_reward_checkpoint(run / "model").bonus is None
 
 
+@pytest.mark.thorough
 def test_what_is_released_has_a_card_with_its_name_and_what_is_known_of_it(
     checkpoint: Path, others: Path, tmp_path: Path
 ) -> None:

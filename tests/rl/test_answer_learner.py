@@ -176,7 +176,7 @@ def test_killed_and_resumed_ends_at_the_same_bits(
         assert torch.equal(tensor, trainable(whole.trainer)[name]), name
 
 
-@pytest.mark.parametrize("lie", ["", "stale", "biased"])
+@pytest.mark.parametrize("lie", ["", "stale", pytest.param("biased", marks=pytest.mark.thorough)])
 def test_servers_draw_the_fresh_rounds_and_every_draw_is_proven(problem: Problem, tmp_path: Path, lie: str) -> None:
     """A liar tells the truth until the policy has moved; what it draws then is not kept."""
     problem.prompts = ["3 4"]

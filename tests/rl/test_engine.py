@@ -130,6 +130,7 @@ def test_a_server_that_stays_away_stops_the_run_and_resuming_goes_on(
         assert steps(resumed, 1, 2)[0]["losses"] == expected[1]["losses"]
 
 
+@pytest.mark.thorough
 def test_two_processes_send_their_own_rows_and_learn_what_one_does(
     problem: Problem, fake: FakeVllm, tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ def test_the_ledger_has_the_release_and_refuses_changed_labels(
     assert not (tmp_path / "run" / "privatize" / "release").exists()
 
 
+@pytest.mark.thorough
 def test_sft_does_not_depend_on_the_labels(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
     """Other true labels, same everything else: the release differs in z alone, and π_ref not in one byte."""
     run, key = tmp_path / "run", tmp_path / "copy.key"

@@ -34,7 +34,8 @@ LEVELLED = ("privatize.labeler_column=who", "privatize.epsilon_column=eps", "pri
             "privatize.epsilon=1")  # fmt: skip
 
 
-@pytest.mark.parametrize("overrides", [(), LEVELLED], ids=["one epsilon", "levels"])
+@pytest.mark.parametrize("overrides", [pytest.param((), id="one epsilon"),
+                                       pytest.param(LEVELLED, id="levels", marks=pytest.mark.thorough)])  # fmt: skip
 def test_a_whole_run_writes_the_same_under_other_labels(
     workspace: Workspace, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
