@@ -317,6 +317,7 @@ def test_what_changed_since_the_last_start_is_said(
     assert "last started with another ppo.kl_coef, privatize.epsilon: what depends" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_an_override_is_said_and_written_into_every_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -254,6 +254,7 @@ def test_the_consent_form_of_a_mix_says_what_each_level_tells() -> None:
     assert text.endswith("by 54.6.”")
 
 
+@pytest.mark.thorough
 def test_a_pilot_is_read_in_the_features_of_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a checkpoint, and without: then in those of the base model, here a tiny one."""
     home = tiny_checkpoint(tmp_path / "tiny", ["the quick brown fox jumps over the lazy dog"], 0)

@@ -70,6 +70,7 @@ def test_a_failure_is_one_line_and_the_exit_code_of_the_stage(
     assert lines == [f"private-rlhf: {line}"]
 
 
+@pytest.mark.thorough
 def test_stages_that_take_several_processes_are_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     started: list[Any] = []
