@@ -182,13 +182,13 @@ def save_reward_checkpoint(
         if bonus is not None:
             save_file(bonus_tensors(bonus), folder / BONUS_FILE)
         (folder / METADATA_FILE).write_text(json.dumps(metadata.to_json(), indent=2, allow_nan=False) + "\n")
-        again = load_reward_checkpoint(folder, dtype=model.dtype).model.model  # before it gets its name
-        before, after = probe_scores(model), probe_scores(again.to(weight.device))  # bfloat16 differs by device
+        again = load_reward_checkpoint(folder, dtype=model.dtype).model  # before it gets its name
+        model.cpu()  # scores in bfloat16 differ by device, and a GPU may not hold both
+        before, after = probe_scores(model), probe_scores(again.model)
+        model.to(weight.device)  # type: ignore[arg-type]  # transformers hides self from mypy
         if not torch.allclose(before, after, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
-            raise RuntimeError(
-                f"read again after it was saved, the reward model scores {after.tolist()} where it scored "
-                f"{before.tolist()}: {type(model).__name__} cannot be saved"
-            )
+            scores = f"{after.tolist()} where it scored {before.tolist()}: {type(model).__name__} cannot be saved"
+            raise RuntimeError(f"read again after it was saved, the reward model scores {scores}")
 
 
 def _check_bonus(bonus: Bonus, weight: Tensor, metadata: RewardMetadata) -> None:

@@ -1,4 +1,4 @@
-"""What a stage costs as its input grows: seconds and peak memory of `privatize`, `reward` and sampling, with exponents.
+"""Seconds and peak memory of `privatize`, `reward` and sampling as their input grows, with exponents.
 
 An exponent is the slope of log seconds against log size between the two largest sizes, less the seconds of the smallest
 size, which are those of starting: 1 is linear. Inputs are generated (`privatize_throughput.generate`). The reward is
