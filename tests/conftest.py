@@ -36,7 +36,7 @@ THOROUGH = {
     "labelling/test_soak.py", "launch/test_nodes.py", "lm/test_gpu_rehearsal.py", "lm/test_made_once.py",
     "mutations/test_mutations.py", "report/test_in_browsers.py", "reward_models/test_quick_start.py",
     "reward_models/test_sharded.py", "reward_models/test_trainer.py", "rl/test_gibbs.py", "rl/test_group.py",
-    "rl/test_served_draws.py", "rl/test_sharded.py", "stages/test_judged_evaluation.py",
+    "rl/test_pretended_gpu.py", "rl/test_served_draws.py", "rl/test_sharded.py", "stages/test_judged_evaluation.py",
     "stages/test_llama_recipe.py", "stages/test_online.py", "stages/test_online_kills.py", "stages/test_own_data.py",
     "stages/test_quantised_ppo.py", "stages/test_resume.py", "stages/test_resume_world.py",
     "stages/test_reward_at_scale.py", "stages/test_served_run.py", "stages/test_trackers.py",

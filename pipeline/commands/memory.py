@@ -20,6 +20,7 @@ from private_rlhf.evaluation.evaluation_sampler import KL_TEXTS
 from private_rlhf.lm.base_models import base_config, skeleton
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.attention import LONG
+from private_rlhf.lm.kernels.token_terms import chunk_numbers
 from private_rlhf.lm.logprobs import frozen_layers
 from private_rlhf.lm.models import add_lora
 from private_rlhf.recipe import LoraSettings, Recipe
@@ -120,28 +121,26 @@ class Learner:
         saving. split: parts of what learns."""
         shape, dtype = self.shape, self.dtype if self.adapter else FLOAT
         adapter = self.adapter or Adapter(shape.parameters, shape.parameters, shape.layers)
-        save = self.dtype + (FLOAT if self.adapter and self.on_cpu else 0)
-        if split > 1 and not self.on_cpu:  # gathered in the main process's own memory
-            save = 0
+        save = (self.dtype + (FLOAT if self.adapter and self.on_cpu else 0)) * (split == 1 or self.on_cpu)
         held = {"weights": self.weights / split, "optimizer": adapter.trained * self.states / split}
-        one = activation(shape, dtype, length)
-        token = adapter.layers * one
-        if self.recomputes:
-            token = adapter.layers * shape.hidden * dtype + one
+        one, logits = activation(shape, dtype, length, self.on_cpu), texts * responses * shape.vocabulary
+        chunk = min(logits, chunk_numbers("cpu" if self.on_cpu else "cuda"))
+        token = adapter.layers * shape.hidden * dtype + one if self.recomputes else adapter.layers * one
         gradients = adapter.trained * FLOAT / split
         return [
             {**held, "activations": texts * length * token, "gradients": gradients if self.summed else 0,
-             "logits": 2 * texts * responses * shape.vocabulary * dtype},
+             "logits": 2 * logits * dtype + 4 * chunk * FLOAT},
             {**held, "gradients": gradients},
-            {**held, "merged weights": adapter.adapted * save},
+            {**held, "merged weights": adapter.adapted * save},  # split ones: in the main process's own memory
         ]  # fmt: skip
 
 
-def activation(shape: Shape, dtype: int, length: int) -> float:
+def activation(shape: Shape, dtype: int, length: int, on_cpu: bool) -> float:
     """Bytes that one layer keeps of one token of a row of `length` tokens for the backward pass: norms in float32,
-    projections and inner states of the gated MLP in the dtype, and in short rows the attention weights."""
-    linear = 2 * shape.hidden + 2 * (shape.heads + shape.groups) * shape.head_size + 4 * shape.inner
-    attention = shape.heads * length if length <= LONG else 0
+    projections and inner states of the gated MLP in the dtype; on a CPU in short rows the attention weights."""
+    groups = shape.groups if on_cpu else shape.heads  # fused attention under a mask copies keys and values
+    linear = 2 * shape.hidden + 2 * (shape.heads + groups) * shape.head_size + 4 * shape.inner
+    attention = shape.heads * length if on_cpu and length <= LONG else 0
     return 2 * shape.hidden * FLOAT + dtype * (linear + attention)
 
 
@@ -193,8 +192,9 @@ class Estimate:
 
     def _reward(self) -> list[Terms]:
         settings, shape, length = self.recipe.reward, self._backbone, self.recipe.model.max_text_tokens
-        one_layer = settings.feature_batch_size * length * activation(shape, self._dtype, length)
-        reading: Terms = {"weights": shape.parameters * self._dtype, "activations": one_layer}
+        token = activation(shape, self._dtype, length, self.machine.device == "cpu")
+        layer = settings.feature_batch_size * length * token
+        reading: Terms = {"weights": shape.parameters * self._dtype, "activations": layer}
         return [reading, *([] if settings.mode == "head" else self._learning("reward", 2))]
 
     def _dpo(self) -> list[Terms]:

@@ -79,13 +79,14 @@ def test_parameters_are_counted_without_weights(config: Path, shape: Shape) -> N
 def test_a_step_of_training(shape: Shape) -> None:
     """A layer keeps of a token: two norms in float32; their outputs, q, o's input, k and v, inner states, attention."""
     one = 2 * 8 * 4 + 4 * (2 * 8 + 2 * (4 + 2) * 2 + 4 * 16 + 4 * 10)
-    assert activation(shape, 4, 10) == one
+    assert activation(shape, 4, 10, on_cpu=True) == one
+    assert activation(shape, 4, 10, on_cpu=False) == one - 4 * 40 + 4 * 2 * 2 * 2  # keys and values for each query
     learner = Learner(shape, None, 2, 8)
     begins, ends, saves = learner.moments(1, texts=2, length=10, responses=5)
     assert begins["weights"] == ends["gradients"] == shape.parameters * 4
     assert begins["optimizer"] == shape.parameters * 8
     assert begins["activations"] == 20 * 3 * one
-    assert begins["logits"] == 2 * 2 * 5 * 100 * 4
+    assert begins["logits"] == 2 * 2 * 5 * 100 * 4 + 4 * 2 * 5 * 100 * 4  # and those worked on, all of so few
     assert begins["gradients"] == 0
     assert saves["merged weights"] == shape.parameters * 2
     split = replace(learner, summed=True).moments(4, 2, 10, 5)[0]
@@ -101,25 +102,27 @@ def test_merging_takes_float32_layers_on_a_cpu_and_nothing_of_a_gpu_where_weight
 
 @pytest.mark.parametrize("row", [row for row in MEASURED if row["loop"] == "ours LoRA"], ids=lambda row: row["model"])
 def test_the_estimate_is_near_what_a_gpu_measured(config: Path, row: dict[str, str]) -> None:
-    """PPO on an H200 (docs/results/gpu.md): the estimate is at most an eighth too high, and not too low."""
+    """PPO on an H200 (docs/results/gpu.md): the estimate is at most 7 % too high, and not too low."""
     config.write_text(json.dumps(CONFIG | LLAMA[row["model"]]))
     sizes = {"rollouts": "responses", "generate_batch_size": "responses", "minibatch_size": "minibatch"}
     overrides = [f"ppo.{key}={row[column]}" for key, column in sizes.items()]
     overrides += [f"model.max_{part}_tokens={row[f'{part}_tokens']}" for part in ("prompt", "response")]
     overrides += ["model.dtype=bfloat16", "model.max_text_tokens=400", "reward.num_layers=null", "ppo.lora={}"]
     estimated = sum(peaks(config, GPU, *overrides)["ppo"].values()) / GIB
-    assert 1 <= estimated / float(row["peak_gib"]) <= 1.125
+    assert 1 <= estimated / float(row["peak_gib"]) <= 1.07
 
 
 def test_layers_that_are_computed_again_keep_what_enters_them(shape: Shape) -> None:
     learner = Learner(shape, Adapter(trained=32, adapted=64, layers=2), 2, 8, recomputes=True)
-    assert learner.moments(1, 2, 10, 5)[0]["activations"] == 20 * (2 * 8 * 2 + activation(shape, 2, 10))
+    assert learner.moments(1, 2, 10, 5)[0]["activations"] == 20 * (2 * 8 * 2 + activation(shape, 2, 10, True))
 
 
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
 def test_checkpointing_is_asked_for_by_each_stage_s_own_key(config: Path, stage: str) -> None:
     key = {"sft": "sft.trainer_args.gradient_checkpointing", "ppo": "ppo.gradient_checkpointing"}[stage]
-    assert needed(config, stage, f"{key}=true") < needed(config, stage, f"{key}=false") == needed(config, stage)
+    few = "ppo.generate_batch_size=1"  # so that learning is PPO's peak
+    on, off, default = (needed(config, stage, few, *given) for given in ([f"{key}=true"], [f"{key}=false"], []))
+    assert on < off == default
 
 
 @pytest.mark.parametrize("aligner", ["ppo", "rloo", "grpo", "gvpo", "dpo"])

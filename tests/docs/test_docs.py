@@ -43,6 +43,7 @@ RUN_BY = {
     "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
     "launch/sweep_epsilon.sh": ("tests/launch/test_scripts.py", "sweep_epsilon.sh"),
     "python tests/gpu/throughput.py": ("tests/gpu/test_throughput.py", "throughput.py"),
+    "python tests/benchmarks/pretended_ppo.py": ("tests/rl/test_pretended_gpu.py", "pretended_ppo.py"),
     "python tests/benchmarks/cost_curves.py": ("tests/stages/test_cost_curves.py", "cost_curves.__file__"),
     "launch/vllm.sh": ("tests/launch/test_scripts.py", '"vllm.sh"'),
     "sbatch": ("tests/launch/test_scripts.py", '"slurm.sbatch"'),  # without Slurm
