@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -41,7 +41,7 @@ from private_rlhf.data.engine import (
 from private_rlhf.data.formats import MarkedSource
 from private_rlhf.data.layout import Layout, find_layout, respelled
 from private_rlhf.data.other_key_records import compare_keys
-from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
+from private_rlhf.data.publish import check_publish, counted_as, occupied, publish, refusals, same_release
 from private_rlhf.data.release import MANIFEST, PERSON, ROWS_PER_SHARD, SIGNATURE, WORD, ReleaseManifest, shard_name
 from private_rlhf.data.sources import Part, open_source
 from private_rlhf.data.workers import Workers, default_workers, start_workers
@@ -236,7 +236,6 @@ def _release(
     if not len(events):
         raise nothing_left(request.data, counts)
     say_repeated(request.data, request.options, counts.duplicates)
-    columns = request.options.columns
     rows_kept, facts = len(events), guarantee(mechanism, workspace.key)
     levels = chosen_levels(request.data, mechanism, events, request.levels_before)[0]
     manifest = describe(opened.layout, rows_kept, rows_kept, request.name, facts, counts, levels)
@@ -244,13 +243,13 @@ def _release(
     bundle = Bundle(rows, opened.layout, mechanism, manifest, made, Path(request.output))
     taken = occupied(bundle.target)
     if taken:  # compared before anything is spent
+        bundle = replace(bundle, manifest=counted_as(manifest, bundle.target))
         write(workspace, bundle)
         same_release(bundle.made, bundle.target)
     else:
         check_publish(workspace.work, bundle.target)
-    names = unnamed(rows.runs)
-    up = (request.add_up, cap, request.add_up_keys)
-    entry = LedgerEntry(ledger, request.name, mechanism, events, [rows], columns, request.budget, names, *up)
+    how = (request.budget, unnamed(rows.runs), request.add_up, cap, request.add_up_keys)
+    entry = LedgerEntry(ledger, request.name, mechanism, events, [rows], request.options.columns, *how)
     with reserved(workspace, entry) as reservation:
         if not taken:
             write(workspace, bundle)
@@ -387,8 +386,8 @@ def capped(
 def dropped(runs: Sequence[Run], duplicates: int, over_cap: int | None = None) -> DropCounts:
     """Rows left out of a source on the way."""
     empty, identical = (sum(run.facts[name] for run in runs) for name in ("empty", "identical"))
-    ties = sum(run.facts.get("ties", 0) for run in runs) or None
-    return DropCounts(identical, empty, duplicates, over_cap, ties)
+    others = sum((Counter(run.facts["dropped"]) for run in runs), Counter[str]())
+    return DropCounts(identical, empty, duplicates, over_cap, **others)
 
 
 def say_repeated(name: str, options: Options, duplicates: int) -> None:

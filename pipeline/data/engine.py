@@ -119,7 +119,7 @@ def spill(
             "extra": _kinds(some.extra, len(layout.options.columns)),
             "bytes": chunk.size(),
             "unnamed": some.unnamed,
-            "ties": some.ties,
+            "dropped": dict(some.dropped),
             "spellings": spelling_digests(some.spellings),
         }
         runs.append(write_run(_run_path(folder, number, len(runs)), rows, durable, **facts))

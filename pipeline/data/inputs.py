@@ -91,14 +91,11 @@ def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long
     def check_prompts(prompts: Sequence[Prompt]) -> None:
         keep_fitting(prompts, renderer, too_long)
 
-    def check_demonstrations() -> None:
-        keep_demonstrations(data, released, renderer, too_long)
-
     def check_pairs(bundle: Release) -> None:
         keep_fitting_pairs(bundle.rows, renderer, too_long)
 
     checks: list[tuple[str, str, Callable[[], Any]]] = [
-        ("demonstrations", "", check_demonstrations),
+        ("demonstrations", "", lambda: keep_demonstrations(data, released, renderer, too_long)),
         ("preferences", "", lambda: check_pairs(read_release(released / "release"))),
         ("prompts", "", lambda: check_prompts(training_prompts(data, released))),
         ("evaluation_prompts", "", lambda: check_prompts(evaluation_prompts(data, released))),

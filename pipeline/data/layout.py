@@ -11,6 +11,7 @@ something is wrong, goes row by row, so that both ways give the same rows and th
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -190,11 +191,11 @@ class Layout:
         levels: list[int] = []
         extra: list[str] = []
         encoded = self.kind == MESSAGES
-        ties = 0
-        for number, row, (converted, sign) in self.judged_rows(rows, where):
+        dropped: Counter[str] = Counter()
+        for number, row, (converted, sign) in self.judged_rows(rows, where, dropped):
             with naming(f"{where} {number}"):
                 if not sign and self.options.ties == "drop":
-                    ties += 1
+                    dropped["ties"] += 1
                     continue
                 for values, name in zip(named, self._names, strict=True):
                     if name is not None:
@@ -218,15 +219,16 @@ class Layout:
             pa.array(extra, pa.large_string()) if self.options.columns else None,
             np.array(corrects, bool) if self.options.corrects_column else None,
             np.array(levels, np.uint8) if self.options.epsilon_column else None,
-            ties=ties, tie_coins=self.options.ties == "coin",
+            dropped=dropped, tie_coins=self.options.ties == "coin",
         )
         return self._folded(columns)
 
     def judged_rows(
-        self, rows: Iterable[tuple[int, Row]], where: str
+        self, rows: Iterable[tuple[int, Row]], where: str, dropped: Counter[str] | None = None
     ) -> Iterator[tuple[int, Row, tuple[Converted, int]]]:
         """(number, the row with `chosen` and `rejected` in it, ((prompt, first, second), +1 if the first response is
-        preferred, -1 if the second is, 0 for a tie)) of every pair of every row. UserError: the first bad row."""
+        preferred, -1 if the second is, 0 for a tie)) of every pair of every row. dropped: gets the count of rows that
+        nobody has judged. UserError: the first bad row."""
         wanted, read = self.wanted, self.read
         beside = {*BESIDE_PROMPT, *self.watched}.difference(read)
         lossy: dict[tuple[str, ...], bool] = {}  # most rows have the columns of the one before
@@ -239,6 +241,8 @@ class Layout:
                 if lossy[names]:
                     check_lossy([row], read, beside)
                 found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
+            if dropped is not None and not found:
+                dropped["unjudged"] += 1
             yield from ((number, *each) for each in found)
 
     def _converted(self, pair: Row) -> Converted:

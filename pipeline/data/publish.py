@@ -6,14 +6,16 @@ import errno
 import filecmp
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from private_rlhf.core.atomic import sync, sync_folder, write_text
+from private_rlhf.core.documents import DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import settle
-from private_rlhf.data.release import MANIFEST, OLD_NAMES, SIGNATURE
+from private_rlhf.data.release import MANIFEST, OLD_NAMES, SIGNATURE, ReleaseManifest, file_of
 
 LONGEST_NAME = 200
 """Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""
@@ -55,20 +57,27 @@ def occupied(target: Path) -> bool:
     return target.is_dir() and any(target.iterdir())
 
 
-def same_release(partial: Path, target: Path) -> bool:
-    """False if the target is free; True if it holds the same files already; UserError if it holds anything else.
+def counted_as(manifest: ReleaseManifest, target: Path) -> ReleaseManifest:
+    """The manifest, without a count of unjudged rows that the release in `target`, of an earlier version, lacks."""
+    with suppress(OSError, DocumentError, LookupError, TypeError):
+        if "unjudged" not in read_json(file_of(target, MANIFEST))["dropped"]:
+            return replace(manifest, dropped={each: n for each, n in manifest.dropped.items() if each != "unjudged"})
+    return manifest
+
+
+def same_release(partial: Path, target: Path) -> None:
+    """UserError unless the target holds the same files already.
 
     A release with the older file names gets the present ones and, where it has none, its signature.
     """
-    if not occupied(target):
-        return False
     ours = {path.name: path for path in partial.iterdir()}
     theirs = {OLD_NAMES.get(path.name, path.name): path for path in sorted(target.iterdir())}
     renamed = any(path.name != name for name, path in theirs.items())
     stale = renamed or (SIGNATURE in ours and SIGNATURE not in theirs)
     same = ours.keys() - {SIGNATURE} if stale else ours.keys()
     there = theirs.keys() - {SIGNATURE} if stale else theirs.keys()
-    if same != there or len(theirs) < len(list(target.iterdir())) or not _equal(ours, theirs, same):
+    equal = (theirs[n].is_file() and filecmp.cmp(ours[n], theirs[n], shallow=False) for n in same)
+    if same != there or len(theirs) < len(list(target.iterdir())) or not all(equal):
         raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
     if stale:
         os.replace(theirs[MANIFEST], target / MANIFEST)
@@ -77,7 +86,6 @@ def same_release(partial: Path, target: Path) -> bool:
         if SIGNATURE in ours:
             write_text(target / SIGNATURE, ours[SIGNATURE].read_text())
         settle(target)
-    return True
 
 
 def check_publish(work: Path, target: Path) -> None:
@@ -100,7 +108,3 @@ def publish(partial: Path, target: Path) -> None:
     sync_folder(partial)
     os.replace(partial, target)
     sync(target.parent)
-
-
-def _equal(first: Mapping[str, Path], second: Mapping[str, Path], names: Collection[str]) -> bool:
-    return all(second[name].is_file() and filecmp.cmp(first[name], second[name], shallow=False) for name in names)

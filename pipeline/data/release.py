@@ -118,10 +118,8 @@ class ReleaseManifest:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of the manifest, with the NOT PRIVATE mark (or null) on top."""
-        facts = asdict(self) | {"extra_columns": list(self.extra_columns)}
-        for name in ("totals", "levels"):
-            if facts[name] is None:
-                del facts[name]
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
+        facts["extra_columns"] = list(self.extra_columns)
         return {"mark": self.guarantee.get("mark"), "columns": list(self.columns)} | facts
 
     @property
@@ -404,7 +402,7 @@ _SOUND: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _drop_counts(value: Mapping[str, int]) -> bool:
-    names, required = list(DropCounts(over_cap=0, ties=0).as_dict()), DropCounts().as_dict().keys()
+    names, required = list(DropCounts(over_cap=0, ties=0, unjudged=0).as_dict()), DropCounts().as_dict().keys()
     return list(value) == [name for name in names if name in value] and value.keys() >= required
 
 

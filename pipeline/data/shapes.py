@@ -252,7 +252,7 @@ def _argilla(row: Row) -> list[Judgement]:
             if not isinstance(answer, dict) or answer.get("status", "submitted") != "submitted":
                 continue
             value = answer.get("value")
-            if isinstance(value, str) and value in names:
+            if isinstance(value, str) and value in (*names, *_TIED):
                 scores = _of_two(names, value)
             elif isinstance(value, list) and all(isinstance(each, dict) for each in value):
                 ranks = {each.get("value"): number(each.get("rank")) for each in value}
@@ -278,7 +278,7 @@ def _label_studio(row: Row) -> list[Judgement]:
             prompt, names = _task(data, str(result.get("to_name")).split(",") if kind == "pairwise" else ())
             if kind == "pairwise":
                 preferred = names[_named("selected", "left", "right")(value)[0] < 0]
-            elif (preferred := ",".join(map(str, _list(_get(value, "choices"), "choices")))) not in names:
+            elif (preferred := ",".join(map(str, _list(_get(value, "choices"), "choices")))) not in (*names, *_TIED):
                 continue  # a question about something else
             judgement = Judgement(prompt, [data[name] for name in names], _of_two(names, preferred), labeler)
             judged.append((result.get("from_name"), judgement))
@@ -297,6 +297,7 @@ def _pku(row: Row) -> list[Judgement]:
 
 
 _PKU = ("prompt", "response_0", "response_1")
+_TIED = ("tie", "Tie")
 
 
 def _pku_by(name: str) -> Shape:

@@ -38,10 +38,10 @@ class SourceSummary:
     """Content of a source. UserError while it is made: the first bad row.
 
     name, files, form: as given, the number of files, what rows were taken for. read, unread: columns. rows: pairs that
-    were read; whole: all of the source. dropped: reason -> count. short: prompts under SHORT characters. turns:
-    messages of a dialogue -> pairs. characters, tokens: of prompts and responses, sorted; tokens only with a renderer,
-    of at most RENDERED pairs, with too_long, the number of them over a limit. shown: the first pairs, as the model
-    sees them.
+    were read; whole: all of the source. dropped: reason -> count, also of unjudged rows, which
+    hold none. short: prompts under SHORT characters. turns: messages of a dialogue -> pairs. characters, tokens: of
+    prompts and responses, sorted; tokens only with a renderer, of at most RENDERED pairs, with too_long, the number of
+    them over a limit. shown: the first pairs, as the model sees them.
     """
 
     name: str
@@ -83,10 +83,10 @@ class SourceSummary:
 
     def lines(self) -> list[str]:
         """For people."""
-        what = "rows" if self.whole else "first rows"
+        what = f"{self.rows + self.dropped.get('unjudged', 0)} {'rows' if self.whole else 'first rows'}"
         turns = ", ".join(f"{count} ({rows} rows)" for count, rows in sorted(self.turns.items()))
         found = [
-            f"{one_line(self.name)}: {self.rows} {what} of {self.files} file(s), read as {self.form}",
+            f"{one_line(self.name)}: {what} of {self.files} file(s), read as {self.form}",
             f"this form was chosen by the first {FIRST_ROWS} rows; a later row that does not fit it stops the release",
             f"columns read: {_named(self.read)}; not read: {_named(self.unread)}",
             f"{dropped_text(self.dropped)}; different prompts: {self.prompts}",
@@ -118,7 +118,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
     names: dict[str, None] = dict.fromkeys(chain.from_iterable(part.columns or () for part in parts))
     rows = short = 0
     named = (layout.options.labeler_column or LABELER, layout.options.event_column)
-    for _, row, ((prompt, *responses), sign) in _first(opened, most, names):
+    for _, row, ((prompt, *responses), sign) in _first(opened, most, names, dropped):
         rows += 1
         sizes["prompts"].append(len(_plain(prompt)))
         sizes["responses"] += [len(_plain(each)) for each in responses]
@@ -146,7 +146,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
         tuple(name for name in sorted(names) if name in layout.wanted),
         tuple(name for name in sorted(names) if name not in layout.wanted),
         rows,
-        most is None or rows < most,
+        most is None or rows + dropped["unjudged"] < most,
         dict(dropped),
         short,
         len(prompts),
@@ -159,25 +159,25 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
     )
 
 
-def _first(opened: OpenedSource, most: int | None, names: dict[str, None]) -> Iterable[Any]:
-    """The judged pairs of the first rows of all parts; puts the columns of their rows into names."""
-    left = most
+def _first(opened: OpenedSource, left: int | None, names: dict[str, None], dropped: Counter[str]) -> Iterable[Any]:
+    """The judged pairs of the first `left` rows; columns go into names, the number of unjudged into dropped."""
+    whole = left is None
 
     def noted(rows: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
+        nonlocal left
         try:
             for number, row in rows:
+                left = None if left is None else left - 1
                 names.update(dict.fromkeys(row))
                 yield number, row
         except NestedTooDeeply:
-            if most is None:
+            if whole:
                 raise  # the head ends before it: whoever reads all rows can read it, or names it
 
     for part in opened.parts:
         rows = noted(islice(part.rows(opened.layout.wanted), left))
         try:
-            for pair in opened.layout.judged_rows(rows, f"{part.name}, {part.unit}"):
-                yield pair
-                left = None if left is None else max(0, left - 1)
+            yield from opened.layout.judged_rows(rows, f"{part.name}, {part.unit}", dropped)
         except MarkedSource as fault:
             raise opened.layout.marked(opened.parts, fault) from None
 

@@ -10,7 +10,7 @@ n: rows. Keys are structured arrays of `KEYS`, one entry a row; texts of a row l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,8 +61,8 @@ class Columns:
     kind: `records.TEXT` or `records.MESSAGES` (texts are then canonical JSON). blank: a row without text in prompt or a
     response. labelers, events: "" for none; or None without such a column. corrects, levels (their numbers): or None
     without such a column. extra: JSON of the extra columns, or None. spellings: of the labellers as read, and the name
-    each stands for. tie_coins: a `preferred` of 0 is a tie, which gets a fair coin in its place. ties: those that were
-    left out.
+    each stands for. tie_coins: a `preferred` of 0 is a tie, which gets a fair coin in its place. dropped: rows that
+    were left out, by reason.
     """
 
     prompt: pa.Array
@@ -77,7 +77,7 @@ class Columns:
     corrects: Bools | None = None
     levels: Bytes | None = None
     spellings: dict[str, str] = field(default_factory=dict)
-    ties: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
     tie_coins: bool = False
 
     @property

@@ -152,7 +152,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
 
 def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
     """The table of the card, by name."""
-    epsilon = card["epsilon_per_event"]
+    epsilon, tested = card["epsilon_per_event"], card["evaluation_events"]
     rows = {
         "Unit": card["unit"],
         "Neighbouring data": card["neighbouring"],
@@ -166,7 +166,7 @@ def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
         "Realised alpha (probability that a label is kept)": alpha_text(card),
         "Guarantee": card["statement"],
         "Person level": card["person_level"]["statement"],
-        "Events": events_text(card),
+        "Events": f"{card['events']} to train" + ("" if tested is None else f", {tested} to evaluate"),
         "Rows left out": dropped_text(card["dropped"]) if card["dropped"] else "none stated",
         "Source, as declared": card["source"],
     }
@@ -187,12 +187,6 @@ def levels_sentence(levels: Mapping[str, Any]) -> str:
         " if it depended on the label, it tells it. The labels carry as much as"
         f" {carried:.1f} true ones, and at the least level for all {least:.1f}"
     )
-
-
-def events_text(card: Mapping[str, Any]) -> str:
-    """The number of events for training and, where it is known, for evaluation."""
-    held_out = card["evaluation_events"]
-    return f"{card['events']} to train" + (f", {held_out} to evaluate" if held_out is not None else "")
 
 
 def alpha_text(card: Mapping[str, Any]) -> str:

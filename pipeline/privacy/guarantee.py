@@ -27,7 +27,8 @@ class DropCounts:
     identical: the two responses are the same. empty: prompt or a response has no text. duplicates: an earlier row
     holds the same unordered pair (the first is kept, whatever the labels say). over_cap: one person has more events
     than are released of anyone (a choice that depends on no label); None without such a cap. ties: their labels said
-    so, which leaving them out reveals; None where the holder did not ask for that.
+    so, which leaving them out reveals; None where the holder did not ask for that. unjudged: no judgement of them was
+    read. Which pairs have one is not protected: the released rows tell it. None where all have one.
     """
 
     identical: int = 0
@@ -35,6 +36,7 @@ class DropCounts:
     duplicates: int = 0
     over_cap: int | None = None
     ties: int | None = None
+    unjudged: int | None = None
 
     def as_dict(self) -> dict[str, int]:
         """For the manifest."""
@@ -47,6 +49,7 @@ DROPPED = {
     "duplicates": "a pair that an earlier row holds",
     "over_cap": "a person over the cap",
     "ties": "a tie",
+    "unjudged": "a task without a judgement",
 }
 """Reasons of `DropCounts` for people."""
 
@@ -59,8 +62,8 @@ def dropped_text(dropped: Mapping[str, int], what: str = "rows") -> str:
 
 def nothing_left(source: str, counts: DropCounts) -> UserError:
     """The error of a source of which every row was dropped."""
-    over = f", {counts.over_cap} were over the cap per person" if counts.over_cap else ""
-    over += f", {counts.ties} were ties" if counts.ties else ""
+    others = {"over_cap": "were over the cap per person", "ties": "were ties", "unjudged": "had no judgement"}
+    over = "".join(f", {n} {others[reason]}" for reason, n in counts.as_dict().items() if n and reason in others)
     return UserError(
         f"{source}: no rows are left; {counts.identical} had identical responses and {counts.empty} an empty prompt"
         f" or response{over}; check that `chosen` and `rejected` are two different answers to the prompt"

@@ -528,6 +528,8 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "left or right, or the name of a response's field",
         {},
     ),
+    "Argilla, a tie": (argilla("tie"), "holds a tie; say --ties coin", {}),
+    "Label Studio, a tie": (studio({"choices": ["Tie"]}), "holds a tie; say --ties coin", {}),
     "Label Studio, ratings": (studio({"rating": 4}), "left or right, or the name of a response's field", {}),
     "Label Studio, two questions": (
         studio({"selected": "left"}, {"choices": ["a2"]}),
