@@ -124,12 +124,11 @@ class Learner:
         save = (self.dtype + (FLOAT if self.adapter and self.on_cpu else 0)) * (split == 1 or self.on_cpu)
         held = {"weights": self.weights / split, "optimizer": adapter.trained * self.states / split}
         one, logits = activation(shape, dtype, length, self.on_cpu), texts * responses * shape.vocabulary
-        chunk = min(logits, chunk_numbers("cpu" if self.on_cpu else "cuda"))
         token = adapter.layers * shape.hidden * dtype + one if self.recomputes else adapter.layers * one
         gradients = adapter.trained * FLOAT / split
         return [
             {**held, "activations": texts * length * token, "gradients": gradients if self.summed else 0,
-             "logits": 2 * logits * dtype + 4 * chunk * FLOAT},
+             "logits": 2 * logits * dtype + 4 * FLOAT * min(logits, chunk_numbers("cpu" if self.on_cpu else "cuda"))},
             {**held, "gradients": gradients},
             {**held, "merged weights": adapter.adapted * save},  # split ones: in the main process's own memory
         ]  # fmt: skip

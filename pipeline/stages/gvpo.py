@@ -31,16 +31,8 @@ from private_rlhf.rl.answer_learner import AnswerLearner, best_step, held_out_ga
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import HELD_OUT, REFERENCE, Answers, Replay
 from private_rlhf.rl.rollout import Rollout, evenly_spaced
+from private_rlhf.stages import on_prompts
 from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.on_prompts import (
-    fitting_prompts,
-    load_extras,
-    make_trainer,
-    renderer_of,
-    replay_of,
-    stopping_cleanly,
-    write_results,
-)
 from tqdm import tqdm
 
 
@@ -50,19 +42,19 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator, logs = make_accelerator(context.world), context.folder / "tracking"
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
-    renderer = renderer_of(context)
-    extra_rewards, others = load_extras(context, accelerator)
-    fitting, count = fitting_prompts(context, renderer, others)
+    renderer = on_prompts.renderer_of(context)
+    extra_rewards, others = on_prompts.load_extras(context, accelerator)
+    fitting, count = on_prompts.fitting_prompts(context, renderer, others)
     learnt, held_out = split_prompts(fitting, settings.held_out_prompts)
     prompts = evenly_spaced(learnt, settings.max_prompts)
-    trainer = make_trainer(context, accelerator, trainer_settings(recipe), renderer, prompts, extra_rewards)
+    trainer = on_prompts.make_trainer(context, accelerator, trainer_settings(recipe), renderer, prompts, extra_rewards)
 
     # --- regression ---------------------------------------------------------------------------------------------------
     kl_coef = recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef
-    learner = AnswerLearner(trainer, settings, kl_coef)
-    stored = replay_of(context, "online").read()
-    training = Training(trainer, learner, settings, replay_of(context, "gvpo"), context.checkpoints, held_out, stored)
-    with stopping_cleanly(context):
+    learner, replay = AnswerLearner(trainer, settings, kl_coef), on_prompts.replay_of(context, "gvpo")
+    stored = on_prompts.replay_of(context, "online").read()
+    training = Training(trainer, learner, settings, replay, context.checkpoints, held_out, stored)
+    with on_prompts.stopping_cleanly(context):
         training.resume()
         first = len(training.history)
         with tracking.run_trackers(accelerator, recipe.ppo.report_to, recipe.name, settings, logs, first):
@@ -76,12 +68,11 @@ def run(context: StageContext) -> dict[str, Any]:
     history = training.history
     if accelerator.is_main_process:
         used = {"extra_rewards": card_facts(facts)} if facts else {}
-        write_results(context, renderer, history, len(prompts), used)
+        on_prompts.write_results(context, renderer, history, len(prompts), used)
     steps, gain, error = history[best]["step"], history[best]["objective_gain"], history[best]["objective_gain_error"]
-    drawn = training.drawn
     return {
         "iterations": len(history),
-        "rollouts": drawn,
+        "rollouts": training.drawn,
         "prompts": len(prompts),
         "held_out_prompts": len(held_out),
         "texts": [count],
@@ -91,7 +82,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "restored_step": steps,
         "losses": [entry["policy_loss"] for entry in history[1:]],
         **({"engine": trainer.engine.summary(history)} if recipe.rollout is not None else {}),
-        "summary": f"{drawn} answers to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, J of r̂ "
+        "summary": f"{training.drawn} answers to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, J of r̂ "
         f"on {len(held_out)} held-out prompts {gain:+.2f} ± {error:.2f}, KL {history[best]['kl']:.2f} nats",
     }
 

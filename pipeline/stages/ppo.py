@@ -26,16 +26,8 @@ from private_rlhf.rl.answer_learner import AnswerLearner
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import Answers, Replay
 from private_rlhf.rl.rollout import Rollout, evenly_spaced, summary_of
+from private_rlhf.stages import on_prompts
 from private_rlhf.stages.context import StageContext, previous_run
-from private_rlhf.stages.on_prompts import (
-    fitting_prompts,
-    load_extras,
-    make_trainer,
-    renderer_of,
-    replay_of,
-    stopping_cleanly,
-    write_results,
-)
 from tqdm import tqdm
 
 
@@ -47,18 +39,18 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
-    renderer = renderer_of(context)
-    extra_rewards, others = load_extras(context, accelerator)
-    fitting, count = fitting_prompts(context, renderer, others)
+    renderer = on_prompts.renderer_of(context)
+    extra_rewards, others = on_prompts.load_extras(context, accelerator)
+    fitting, count = on_prompts.fitting_prompts(context, renderer, others)
     prompts = evenly_spaced(fitting, settings.max_prompts)
     path = None if start is None else start.policy
-    trainer = make_trainer(context, accelerator, settings, renderer, prompts, extra_rewards, path)
+    trainer = on_prompts.make_trainer(context, accelerator, settings, renderer, prompts, extra_rewards, path)
 
     # --- PPO ----------------------------------------------------------------------------------------------------------
     state = resume_state.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
-    answers, learner = replay_of(context, "ppo"), AnswerLearner(trainer, recipe.gvpo, settings.kl_coef)
+    answers, learner = on_prompts.replay_of(context, "ppo"), AnswerLearner(trainer, recipe.gvpo, settings.kl_coef)
     if settings.warm_start is not None:
         trainer.warm_start = lambda rollout: learner.learn(Answers.of(rollout, 0).sorted(), 0)
     accelerator.wait_for_everyone()  # no process reads any longer what goes
@@ -72,19 +64,19 @@ def run(context: StageContext) -> dict[str, Any]:
     polish = {}
     if settings.polish is not None:
         accelerator.wait_for_everyone()  # every share is on the disk
-        with stopping_cleanly(context):
+        with on_prompts.stopping_cleanly(context):
             polish = learner.learn(answers.read().learnable, settings.iterations)
 
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]
     quantised = settings.quantize is not None
     reference_fact = QUANTISED_REFERENCE if quantised else None
-    dtype = recipe.model.dtype
-    save_policy(accelerator, trainer.policy, renderer, context.folder, dtype, quantised, trainer.bare.read)
+    save_policy(accelerator, trainer.policy, renderer, context.folder, recipe.model.dtype, quantised, trainer.bare.read)
     keep_adapter(accelerator, trainer.policy, context.folder, recipe.rollout is not None)
     if accelerator.is_main_process:
         used = {"extra_rewards": card_facts(facts), "reference_policy": reference_fact}
-        write_results(context, renderer, history, len(prompts), {name: fact for name, fact in used.items() if fact})
+        used = {name: fact for name, fact in used.items() if fact}
+        on_prompts.write_results(context, renderer, history, len(prompts), used)
         if quantised:
             text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
             origin = Provenance("sft, in 4 bits", recipe.name, recipe.model, recipe.data, recipe.override)
@@ -152,7 +144,7 @@ def improve_or_stop(
         RunStopped: the policy has run away from π_ref, or a number is not finite (what it was is then in
             ppo/nonfinite.json). The newest checkpoint stays as it is.
     """
-    with stopping_cleanly(context):
+    with on_prompts.stopping_cleanly(context):
         rollout, entry = trainer.improve(iteration, context.recipe.data.prompts == "embedded")
         return rollout, entry, tracking.sample_rows(trainer, rollout, iteration)
 
