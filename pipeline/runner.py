@@ -11,16 +11,17 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from private_rlhf.core import atomic
 from private_rlhf.core.code import digest_of, source_files
 from private_rlhf.core.environment import commit, environment, peak_rss_mb
 from private_rlhf.core.errors import UserError, say
-from private_rlhf.core.rundir import RunDir, claim_checkpoints, fingerprint, write_metrics
+from private_rlhf.core.rundir import LOCK, RunDir, claim_checkpoints, fingerprint, write_metrics
 from private_rlhf.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from private_rlhf.data.overlap import check_overlap
 from private_rlhf.launcher import Launcher
@@ -202,7 +203,7 @@ def execute(
     lines = check(recipe, run, selection, world if launcher is None else World(0, launcher.processes))
     skipped = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
     _check_code(skipped, run, world, accept_code)
-    with _claimed(recipe, run, world):
+    with _claimed(recipe, run, world, launcher):
         for line in lines:
             if line.runs and launcher is not None and line.stage.launched:
                 run.reopen(line.stage.name)  # it would skip a stage that is up to date, though asked for
@@ -297,19 +298,37 @@ def _is_complete(stage: Stage, recipe: Recipe, run: RunDir) -> bool:
 
 
 @contextmanager
-def _claimed(recipe: Recipe, run: RunDir, world: World) -> Iterator[None]:
-    """The run directory is this recipe's; a refusal in the block leaves nothing behind, not even an empty new run."""
+def _claimed(recipe: Recipe, run: RunDir, world: World, launcher: Launcher | None = None) -> Iterator[None]:
+    """The run directory is this recipe's and, but for the processes of a launcher, this run's only; a refusal in the
+    block leaves nothing behind, not even an empty new run."""
     fresh = not run.root.exists()
     barrier(world)  # every process has read the same state before any changes it
-    if world.main:
-        _claim(recipe, run)
-    barrier(world)
+    with ExitStack() as held:
+        if world.main:
+            held.callback(_locked(run).release)
+            _claim(recipe, run)
+        if launcher is not None:
+            held.close()
+        barrier(world)
+        try:
+            yield
+        except UserError:
+            if fresh and world.main and not any(run.manifest(name) for name in NAMES):
+                shutil.rmtree(run.root, ignore_errors=True)
+            raise
+
+
+def _locked(run: RunDir) -> FileLock:
+    """A lock on the directory, where the file system knows locks. UserError: another run works there."""
+    lock = FileLock(run.root / LOCK, timeout=0)
     try:
-        yield
-    except UserError:
-        if fresh and world.main and not any(run.manifest(name) for name in NAMES):
-            shutil.rmtree(run.root, ignore_errors=True)
-        raise
+        run.root.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"--run-dir must be free, got {run.root}, in use: wait for its run or choose another") from None
+    except (OSError, NotImplementedError):
+        pass
+    return lock
 
 
 def _claim(recipe: Recipe, run: RunDir) -> None:

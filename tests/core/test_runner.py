@@ -371,6 +371,34 @@ def test_a_refusal_leaves_nothing_behind(
     assert claimed or not list(tmp_path.iterdir())
 
 
+def test_two_runs_do_not_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused before it writes anything, and runs when the first has ended."""
+    directory, other = RunDir(tmp_path / "run"), recipe(seed=1)
+
+    def start_another(context: StageContext) -> dict[str, Any]:
+        if context.recipe != other:
+            with pytest.raises(UserError, match=r"--run-dir must be free, got .*/run, in use"):
+                runner.execute(other, directory, Selection())
+            assert directory.recipe()["seed"] == recipe().seed
+        return {}
+
+    ran = stub_stages(monkeypatch, start_another)
+    runner.execute(recipe(), directory, Selection())
+    runner.execute(other, directory, Selection())
+    assert ran.count("sft") == 2
+    assert directory.recipe()["seed"] == 1
+
+
+def test_a_file_system_without_locks_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(lock: Any) -> None:
+        raise NotImplementedError
+
+    ran = stub_stages(monkeypatch)
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    runner.execute(recipe(), RunDir(tmp_path / "run"), Selection())
+    assert ran == list(NAMES)
+
+
 def test_a_start_sweeps_the_debris_of_a_killed_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     stub_stages(monkeypatch)
     debris = run.stage("ppo") / ".model.0123.tmp"
