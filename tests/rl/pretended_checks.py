@@ -14,19 +14,24 @@ import torch
 from datasets import Dataset
 from gpu.throughput import Ours, Task, model_config
 from private_rlhf.commands.memory import GIB, PROCESS, Machine, estimate
+from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.world import World
 from private_rlhf.lm import generate, hf_trainer
 from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.models import add_lora, load_tokenizer
-from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe, SftConfig
+from private_rlhf.recipe import DpoConfig, LoraSettings, ModelConfig, Recipe, RewardConfig, SftConfig
 from private_rlhf.recipe.load import load_recipe
+from private_rlhf.reward_models.trainer import PrivateRewardTrainer
+from private_rlhf.reward_models.training import as_dataset, trainable
+from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, pair_dataset
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from support.pipeline_runs import ROOT
 from support.pipeline_runs import TINY as TINY_RECIPE
 from support.pretended_gpu import GPU, PretendedGpu, pretended_gpu
-from transformers import AutoModelForCausalLM
-from trl import SFTConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from trl import DPOConfig, SFTConfig
+from trl import RewardConfig as TrlRewardConfig
 
 with (ROOT / "docs" / "results" / "data" / "gpu-throughput.csv").open(encoding="utf-8") as lines:
     MEASURED = [row for row in csv.DictReader(lines) if row["loop"] == "ours LoRA"]
@@ -112,19 +117,42 @@ def test_the_peak_is_what_a_gpu_measured_and_the_plan_says(
     assert 0.99 < (sum(terms.values()) - PROCESS) / GIB / peaks.learning < 1.03
 
 
-def test_steps_of_sft(tmp_path: Path) -> None:
-    """Neither batches nor the loss leave the GPU, but for the ids that are read back to lay out rows."""
-    settings = SftConfig(batch_size=2, max_steps=2, lora=LoraSettings())
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
+def test_steps_of_a_trainer_of_trl(tmp_path: Path, stage: str) -> None:
+    """All that learns is on the GPU, in float32. Labels of two levels; a step waits a few times, not for each text."""
     tokenizer = load_tokenizer(base_checkpoint(ModelConfig(source="tiny", cache_dir=tmp_path)))
-    rows = [{"input_ids": [7 + i] * 24, "labels": [-100] * 8 + [7 + i] * 16} for i in range(4)]
+    prompt, answers = [7] * 8, [[8 + number] * 16 for number in range(16)]
+    noise = LevelledNoise.of([1.0, 2.0], [1.0, 2.0] * 8)
+
+    def config(settings: Any, schema: Any, **fixed: Any) -> Any:
+        made = hf_trainer.trainer_config(stage, settings, schema, tmp_path, 0, World(0, 1), max_length=None, **fixed)
+        made.save_strategy = "no"
+        return made
+
     with pretended_gpu() as (gpu, _):
-        config = hf_trainer.trainer_config("sft", settings, SFTConfig, tmp_path, 0, World(0, 1), max_length=None,
-                                           dataset_kwargs={"skip_prepare_dataset": True})  # fmt: skip
-        config.save_strategy = "no"  # type: ignore[assignment]
+        common: dict[str, Any] = {"processing_class": tokenizer}
         policy = add_lora(TINY.make(AutoModelForCausalLM), LoraSettings(), 0)
-        data = Dataset.from_list(rows)
-        trainer = hf_trainer.RowSftTrainer(policy, config, train_dataset=data, processing_class=tokenizer)
+        trainer: Any
+        if stage == "sft":
+            rows = [{"input_ids": prompt + each, "labels": [-100] * 8 + each} for each in answers]
+            arguments = config(SftConfig(batch_size=8, max_steps=2), SFTConfig,
+                               dataset_kwargs={"skip_prepare_dataset": True})  # fmt: skip
+            trainer = hf_trainer.RowSftTrainer(policy, arguments, train_dataset=Dataset.from_list(rows), **common)
+        elif stage == "dpo":
+            data = pair_dataset([(prompt, each, [6] * 16) for each in answers], noise)
+            arguments = config(DpoConfig(batch_size=8, max_steps=2), DPOConfig, beta=0.1)
+            trainer = PrivateDpoTrainer(model=policy, ref_model=None, args=arguments, loss="private_likelihood",
+                                        noise=noise, train_dataset=data, **common)  # fmt: skip
+        else:
+            settings = RewardConfig(mode="lora", batch_size=8, max_steps=2)
+            model = TINY.make(AutoModelForSequenceClassification)
+            model.score.float()
+            model.config.pad_token_id = tokenizer.pad_token_id
+            data = as_dataset([(prompt + each, [*prompt, 6]) for each in answers], noise)
+            arguments = config(settings, TrlRewardConfig, remove_unused_columns=False)
+            trainer = PrivateRewardTrainer(trainable(model, settings, 0), arguments, noise=noise, train_dataset=data,
+                                           **common)  # fmt: skip
         trainer.train()
         assert {each.device for each in trainer.model.parameters()} == {GPU}
-        assert gpu.waits["lm.hf_trainer.compute_loss"] == 2 * 3
-        assert gpu.waits.total() < 20
+        assert {each.dtype for each in trainer.model.parameters() if each.requires_grad} == {torch.float32}
+        assert 0 < gpu.waits.total() < 2 * 16

@@ -78,7 +78,7 @@ class PretendedGpu(FakeTensorMode):
             return self._read(fakes[0]).to(kwargs.get("dtype") or fakes[0].dtype)
         if name == "copy_" and not isinstance(args[0], FakeTensor):
             return args[0].copy_(self._read(fakes[0]))
-        if name == "nonzero":  # all of them
+        if name == "nonzero":  # all of them: masks of rows of unequal length are beyond it
             self._wait()
             return self._new((fakes[0].numel(), fakes[0].dim()), torch.int64)
         if target is not None:
@@ -90,7 +90,9 @@ class PretendedGpu(FakeTensorMode):
         if func._schema.is_mutable and isinstance(args[0], FakeTensor):
             self.sent.pop(args[0].untyped_storage()._cdata, None)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.fake_tensor_converter.meta_converter.tensor_memo.clear()  # its weak references forbid modules to move
+        converter = self.fake_tensor_converter.meta_converter
+        converter.tensor_memo.clear()  # weak references forbid modules to move
+        converter.describer.lookup_tensor.clear()
         for each in tree_leaves(result):
             if isinstance(each, FakeTensor) and each.device == GPU:
                 self._count(each.untyped_storage(), true=name in ("all", "isfinite"))
