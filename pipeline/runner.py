@@ -11,21 +11,21 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from private_rlhf.core import atomic
 from private_rlhf.core.code import digest_of, source_files
 from private_rlhf.core.environment import commit, environment, peak_rss_mb
 from private_rlhf.core.errors import UserError, say
-from private_rlhf.core.rundir import LOCK, RunDir, claim_checkpoints, fingerprint, write_metrics
+from private_rlhf.core.rundir import RunDir, claim_checkpoints, fingerprint, write_metrics
 from private_rlhf.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from private_rlhf.data.overlap import check_overlap
 from private_rlhf.launcher import Launcher
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
+from private_rlhf.privacy.keys import Lock
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import effective, nearest, to_tree
 from private_rlhf.recipe.recipe import changed_keys, shareable_yaml
@@ -305,7 +305,7 @@ def _claimed(recipe: Recipe, run: RunDir, world: World, launcher: Launcher | Non
     barrier(world)  # every process has read the same state before any changes it
     with ExitStack() as held:
         if world.main:
-            held.callback(_locked(run).release)
+            _lock(run, held)
             _claim(recipe, run)
         if launcher is not None:
             held.close()
@@ -318,17 +318,14 @@ def _claimed(recipe: Recipe, run: RunDir, world: World, launcher: Launcher | Non
             raise
 
 
-def _locked(run: RunDir) -> FileLock:
-    """A lock on the directory, where the file system knows locks. UserError: another run works there."""
-    lock = FileLock(run.root / LOCK, timeout=0)
-    try:
+def _lock(run: RunDir, held: ExitStack) -> None:
+    """Lock the directory while `held` is open. UserError: another run works there."""
+    with suppress(OSError):  # no locks in this file system; a directory that cannot be made is refused when claimed
         run.root.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"--run-dir must be free, got {run.root}, in use: wait for its run or choose another") from None
-    except (OSError, NotImplementedError):
-        pass
-    return lock
+        lock = Lock(run.root.resolve())
+        if not lock.acquire(0):
+            raise UserError(f"--run-dir must be free, got {run.root}, in use: wait for its run or choose another")
+        held.callback(lock.release)
 
 
 def _claim(recipe: Recipe, run: RunDir) -> None:

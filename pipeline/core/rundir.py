@@ -26,8 +26,8 @@ from private_rlhf.core.code import digest_of
 from private_rlhf.core.documents import DocumentError, read_json, read_mapping
 from private_rlhf.core.errors import UserError
 
-MARKER, CODE = "fingerprint.json", "code"  # in a folder of resume state: a file, and a key of it
-LOCK = ".lock"  # of the run that works in the directory
+MARKER = "fingerprint.json"  # in a folder of resume state
+CODE = "code"
 BESIDE_METHODS = ("ppo_over_gibbs", "best_of_four", "longer_answer_baseline")  # in metrics.json
 
 
@@ -87,7 +87,7 @@ class RunDir:
             other = self.recipe().get("name")
             if other != name:
                 raise UserError(f"{self.root} was made by recipe '{other}', not '{name}': choose another --run-dir")
-        elif self.root.exists() and (not self.root.is_dir() or set(os.listdir(self.root)) - {LOCK}):
+        elif self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise UserError(f"{self.root} is not a run directory and not empty: choose another --run-dir")
 
     def recipe(self) -> dict[str, Any]:

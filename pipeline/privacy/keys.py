@@ -241,7 +241,7 @@ POLL_SECONDS = 0.02
 
 
 class Lock:
-    """A lock between processes on a small file, which also keeps a number: exclusive, or shared with other shared ones.
+    """A lock between processes on a folder, or a small file that also keeps a number: exclusive, or shared by some.
 
     flock belongs to the open file, which forked workers inherit and could hold on to after the death of the process
     that locked it; so they close it at birth. The system releases the lock of a process that dies.
@@ -249,7 +249,8 @@ class Lock:
 
     def __init__(self, path: Path, create: bool = True) -> None:
         self.path = path
-        self._flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        access = os.O_RDONLY if path.is_dir() else os.O_RDWR | (os.O_CREAT if create else 0)
+        self._flags = access | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor: int | None = None
 
     def acquire(self, seconds: float, shared: bool = False) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -387,14 +388,15 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path, monkeypatch: pytest.M
     runner.execute(other, directory, Selection())
     assert ran.count("sft") == 2
     assert directory.recipe()["seed"] == 1
+    assert not list(directory.root.glob(".*"))
 
 
 def test_a_file_system_without_locks_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(lock: Any) -> None:
-        raise NotImplementedError
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
     ran = stub_stages(monkeypatch)
-    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
     runner.execute(recipe(), RunDir(tmp_path / "run"), Selection())
     assert ran == list(NAMES)
 
