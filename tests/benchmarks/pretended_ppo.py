@@ -49,13 +49,14 @@ class Peaks:
 
 
 def peaks(shape: str, size: str, minibatch: int, prompt: int, response: int) -> Peaks:
-    """Of one minibatch, all its responses at the cap."""
+    """Measure one minibatch whose responses are all at the cap."""
     sizes = {"rollouts": minibatch, "minibatch": minibatch, "epochs": 1, "prompt": prompt, "response": response}
     task = Task(model_config(shape, size), GPU, argparse.Namespace(**sizes))
     with pretended_gpu() as (gpu, _):
         trainer = Ours(task).trainer
         trainer.engine = AtTheCap()
-        weights, gpu.waits = gpu.live, type(gpu.waits)()
+        weights = gpu.live
+        gpu.waits.clear()
         rollout, _ = trainer.collect(0)
         scoring, gpu.peak = gpu.peak, gpu.live
         for _ in range(2):  # with the optimiser's states from the second on

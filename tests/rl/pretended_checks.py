@@ -1,4 +1,4 @@
-"""What `test_pretended_gpu.py` starts in a process of its own: devices, waits and memory of a GPU that is not there."""
+"""Checks of devices, waits and memory on a GPU that is not there; `test_pretended_gpu.py` gives them a process."""
 
 from __future__ import annotations
 

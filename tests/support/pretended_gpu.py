@@ -4,8 +4,9 @@ Tensors on the device `gpu` are torch's fake ones: they have a shape and a dtype
 tensors of two devices fails as it would on a GPU. Those on the CPU are real. Numbers that the host reads from the GPU
 are made up, so that checks for NaN pass, and sampled responses go on to their cap.
 
-Not pretended: CUDA graphs, the allocator's fragments, the work memory of kernels, time. As far as torch can tell, a
-process that imports this has a GPU to its end: give it one of its own.
+Not pretended: CUDA graphs, the allocator's fragments, the work memory of kernels, time, and the waits of transformers'
+checks of masks, which it leaves out for fake tensors. As far as torch can tell, a process that imports this has a GPU
+to its end: give it one of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Backend(_DummyBackendModule):
     """The module that torch expects of a device."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Of autocast."""
+        """Dtypes that autocast may take."""
         return [torch.bfloat16]
 
 
