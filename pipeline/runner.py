@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -202,8 +202,9 @@ def execute(
     recipe = resolved(recipe, run, world)
     lines = check(recipe, run, selection, world if launcher is None else World(0, launcher.processes))
     skipped = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
-    _check_code(skipped, run, world, accept_code)
+    accepted = _check_code(skipped, run, accept_code)
     with _claimed(recipe, run, world, launcher):
+        _accept(accepted, run, world)
         for line in lines:
             if line.runs and launcher is not None and line.stage.launched:
                 run.reopen(line.stage.name)  # it would skip a stage that is up to date, though asked for
@@ -214,8 +215,8 @@ def execute(
                 say(f"{line.stage.name}: {line.reason}, skipped")
 
 
-def _check_code(stages: Sequence[Stage], run: RunDir, world: World, accept: bool) -> None:
-    """Check that this code made the results of `stages`, or that the user accepts them. UserError otherwise."""
+def _check_code(stages: Sequence[Stage], run: RunDir, accept: bool) -> dict[str, dict[str, str]]:
+    """The source files of those of `stages` whose results other code made. UserError: the user does not accept them."""
     files = {stage.name: source_files(stage.module_name) for stage in stages}
     changed = {name: run.changed_code(name, now) for name, now in files.items()}
     other = [name for name in files if changed[name]]
@@ -224,9 +225,13 @@ def _check_code(stages: Sequence[Stage], run: RunDir, world: World, accept: bool
             f"{', '.join(other)} in {run.root}: made by other code ({named(changed[other[0]])} changed since): "
             f"--accept-code keeps what is there, 'private-rlhf run --from {other[0]}' makes it anew"
         )
-    barrier(world)  # every process has seen the same manifests
-    for name in other if world.main else ():
-        run.accept_code(name, files[name])
+    return {name: files[name] for name in other}
+
+
+def _accept(code: Mapping[str, dict[str, str]], run: RunDir, world: World) -> None:
+    """Note in the manifests that the user accepts this code's files in the place of others."""
+    for name, files in code.items() if world.main else ():
+        run.accept_code(name, files)
 
 
 def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = False) -> None:
@@ -238,9 +243,9 @@ def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = Fals
     reason = _why_run(stage, recipe, run, set())
     if reason is not None:
         _check_needs(recipe, run, [stage], world)
-    else:
-        _check_code([stage], run, world, accept_code)
+    accepted = _check_code([stage], run, accept_code) if reason is None else {}
     with _claimed(recipe, run, world):
+        _accept(accepted, run, world)
         if reason is not None:
             run_stage(stage, recipe, run, world)
         elif world.main:

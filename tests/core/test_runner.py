@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from private_rlhf.core import code
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, declared_world
+from private_rlhf.privacy.keys import Lock
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import to_tree
 from private_rlhf.recipe.recipe import shareable_yaml
@@ -155,6 +158,17 @@ def test_changed_code_is_said_and_trains_nothing_again(run: RunDir, monkeypatch:
     assert running(recipe(), run) == ["reward", "ppo", "evaluate", "report"]
 
 
+@contextmanager
+def held(directory: RunDir) -> Iterator[None]:
+    """Another run works in the directory."""
+    lock = Lock(directory.root.resolve())
+    assert lock.acquire(0)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def test_changed_code_asks(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a stage that imports it; then the user says whether the results stay, once."""
     ran = stub_stages(monkeypatch)
@@ -166,6 +180,12 @@ def test_changed_code_asks(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match=line):
         runner.execute_one("sft", recipe(), run)
     runner.execute_one("reward", recipe(), run)  # its own code is the same, and that of others is their own affair
+    with held(run), pytest.raises(UserError, match="in use"):  # a refused run accepts nothing
+        runner.execute(recipe(), run, Selection(), accept_code=True)
+    with held(run), pytest.raises(UserError, match="in use"):
+        runner.execute_one("sft", recipe(), run, accept_code=True)
+    with pytest.raises(UserError, match=line):
+        runner.execute(recipe(), run, Selection())
     runner.execute(recipe(), run, Selection(), accept_code=True)
     runner.execute(recipe(), run, Selection())
     assert ran == []
