@@ -142,6 +142,8 @@ class GvpoConfig:
     max_prompts: int | None = Field(default=270, gt=0)
     """Learn from this many of the training prompts, evenly spaced; null: all. Each is answered by π_ref
     ppo.reference_samples times."""
+    released_answers: int = Field(default=0, ge=0)
+    """Learn from up to this many answers of the released pairs to each prompt too: they are there before any draw."""
     rounds: int = Field(default=0, ge=0)
     """Rounds in which the policy answers every prompt anew; all answers are kept and learnt from again."""
     samples_per_prompt: int = Field(default=8, gt=1)

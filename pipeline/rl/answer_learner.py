@@ -62,8 +62,9 @@ class AnswerLearner:
     def steps(self, answers: Answers, number: int) -> list[Groups]:
         """The optimiser steps of round `number`, and what they start from; empty where no prompt has two answers."""
         settings, trainer = self.settings, self.trainer
+        again = answers if settings.passes > 1 else answers.take([])  # for one pass it costs more than it saves
         with precision(trainer.accelerator):
-            trainer.reader.remember(answers.prompts, answers.responses, self._size)
+            trainer.reader.remember(again.prompts, again.responses, self._size)
         groups = settings.batch_size // settings.samples_per_prompt
         seed = sample_key(trainer.seed, "regression", number)
         return group_steps(answers.prompts, settings.samples_per_prompt, groups, settings.passes, seed)

@@ -253,11 +253,14 @@ class PpoTrainer:
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def measure(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> Rollout:
-        """Responses that were drawn before, scored and read under π and π_ref; every process is given all of them."""
+        """Responses that others have drawn, scored and read under π, which must be π_ref still; every process is given
+        all of them.
+        """
         mine = list(range(len(prompts)))[self.accelerator.process_index :: self.accelerator.num_processes]
         picked, rows = [prompts[i] for i in mine], [responses[i] for i in mine]
         self._add_references(prompts)
-        return self._measure(mine, picked, [self.renderer.prompt_ids(prompt) for prompt in picked], rows, keep=False)
+        ids = [self.renderer.prompt_ids(prompt) for prompt in picked]
+        return self._measure(mine, picked, ids, rows, keep=False, at_reference=True)
 
     def _measure(
         self,
@@ -266,9 +269,11 @@ class PpoTrainer:
         ids: Sequence[list[int]],
         responses: Sequence[list[int]],
         keep: bool,
+        at_reference: bool = False,
     ) -> Rollout:
         scores, extra = self.scorer.score(prompts, self._texts(responses)), self._extra(prompts, responses)
-        return self._gather(indices, ids, responses, self._read(ids, responses, keep=keep), scores, extra)
+        read = self._read(ids, responses, at_reference, keep)
+        return self._gather(indices, ids, responses, read, scores, extra)
 
     def learns_references(self, iteration: int) -> bool:
         """True if the responses of this iteration are the reference completions of every prompt."""

@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 
 REFERENCE, HELD_OUT = "reference", "held_out"
 """Draws of π_ref: answers to learn from, and those to prompts that nothing learns from."""
+RELEASE = "release"
+"""Answers of the released pairs, whoever wrote them."""
 NUMBERS = ("score", "bonus", "reference_logprob", "logprob", "iteration")
 SHARD = re.compile(r"(?P<by>\w+)-(?P<iteration>\d{5})-(?P<process>\d+)-of-(?P<processes>\d+)\.safetensors")
 

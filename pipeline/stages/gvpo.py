@@ -5,7 +5,8 @@ drawn once and learnt from in several passes. Round 0 learns from the completion
 further round the policy answers every prompt anew, and all answers are kept. J of r̂ on held-out training prompts is
 estimated as it goes, and the best step is restored.
 
-Reads:   sft/model (π_ref), reward/model (r̂), training prompts; online/replay where the recipe has `online`.
+Reads:   sft/model (π_ref), reward/model (r̂), training prompts; online/replay where the recipe has `online`; the answers
+         of the released pairs, not their labels, with gvpo.released_answers.
 Writes:  gvpo/model (ordinary checkpoint, adapter merged), gvpo/history.jsonl (one line per estimate on held-out
          prompts), gvpo/replay (all answers, as token ids with scores); gvpo/adapter under rollout;
          gvpo/nonfinite.json when it stops on a number that is not finite.
@@ -16,11 +17,15 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.data.render import Prompt
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.inputs import distinct, in_own_order
+from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.data.render import Prompt, Renderer, Response, prompt_key
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.saving import keep_adapter, save_policy
@@ -29,7 +34,7 @@ from private_rlhf.recipe import GvpoConfig, PpoConfig, Recipe
 from private_rlhf.rl import resume_state, tracking
 from private_rlhf.rl.answer_learner import AnswerLearner, best_step, held_out_gains, split_prompts
 from private_rlhf.rl.ppo_trainer import PpoTrainer
-from private_rlhf.rl.replay import HELD_OUT, REFERENCE, Answers, Replay
+from private_rlhf.rl.replay import HELD_OUT, REFERENCE, RELEASE, Answers, Replay
 from private_rlhf.rl.rollout import Rollout, evenly_spaced
 from private_rlhf.stages import on_prompts
 from private_rlhf.stages.context import StageContext
@@ -52,7 +57,10 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- regression ---------------------------------------------------------------------------------------------------
     kl_coef = recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef
     learner, replay = AnswerLearner(trainer, settings, kl_coef), on_prompts.replay_of(context, "gvpo")
-    stored = on_prompts.replay_of(context, "online").read()
+    stored = {"online": on_prompts.replay_of(context, "online").read()}
+    if settings.released_answers:
+        release = read_release(context.run.released / "release")
+        stored[RELEASE] = released_answers(release, renderer, prompts, settings.released_answers)
     training = Training(trainer, learner, settings, replay, context.checkpoints, held_out, stored)
     with on_prompts.stopping_cleanly(context):
         training.resume()
@@ -69,10 +77,13 @@ def run(context: StageContext) -> dict[str, Any]:
     if accelerator.is_main_process:
         used = {"extra_rewards": card_facts(facts)} if facts else {}
         on_prompts.write_results(context, renderer, history, len(prompts), used)
+    released = len(training.answers.read(RELEASE))
+    also = f" and {released} of the release" if released else ""
     steps, gain, error = history[best]["step"], history[best]["objective_gain"], history[best]["objective_gain_error"]
     return {
         "iterations": len(history),
         "rollouts": training.drawn,
+        **({"released_answers": released} if released else {}),
         "prompts": len(prompts),
         "held_out_prompts": len(held_out),
         "texts": [count],
@@ -82,9 +93,32 @@ def run(context: StageContext) -> dict[str, Any]:
         "restored_step": steps,
         "losses": [entry["policy_loss"] for entry in history[1:]],
         **({"engine": trainer.engine.summary(history)} if recipe.rollout is not None else {}),
-        "summary": f"{training.drawn} answers to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, J of r̂ "
-        f"on {len(held_out)} held-out prompts {gain:+.2f} ± {error:.2f}, KL {history[best]['kl']:.2f} nats",
+        "summary": f"{training.drawn} answers{also} to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, "
+        f"J of r̂ on {len(held_out)} held-out prompts {gain:+.2f} ± {error:.2f}, KL {history[best]['kl']:.2f} nats",
     }
+
+
+def released_answers(
+    pairs: Iterable[ReleasedPair], renderer: Renderer, prompts: Sequence[Prompt], count: int
+) -> Answers:
+    """Up to `count` different answers of the released pairs to each of these prompts, of those that the policy could
+    draw: one message within its limit of tokens. Which ones they are depends on the texts and on no label.
+
+    UserError: there is none.
+    """
+    by_prompt: dict[str, list[Response]] = {prompt_key(prompt): [] for prompt in prompts}
+    for pair in pairs:
+        by_prompt.get(prompt_key(pair.prompt), []).extend((pair.chosen, pair.rejected))
+    rows: list[tuple[list[int], list[int]]] = []
+    for prompt in prompts:
+        ids = [renderer.learnt_ids(each) for each in in_own_order(distinct(by_prompt[prompt_key(prompt)]))]
+        drawable = [each for each in ids if min(each) >= 0 and len(each) <= renderer.max_response_tokens]
+        rows += [(renderer.prompt_ids(prompt), each) for each in drawable[:count]]
+    if not rows:
+        limit = f"model.max_response_tokens = {renderer.max_response_tokens}"
+        rule = f"0 where no released answer to the training prompts is within {limit}"
+        raise UserError(f"gvpo.released_answers must be {rule}, got {count}: raise the limit or set it to 0")
+    return Answers.unscored([prompt for prompt, _ in rows], [answer for _, answer in rows], 0)
 
 
 def trainer_settings(recipe: Recipe) -> PpoConfig:
@@ -115,7 +149,7 @@ class Training:
         answers: the stage's replay.
         checkpoints: folder of the resume state; `best` below it holds the best step.
         held_out: prompts that nothing learns from.
-        others: answers of stages that this one reads; those to its prompts are learnt from in every round.
+        others: answers that stages before this one had, by name; those to its prompts are learnt from in every round.
         history: one line per estimate of J on them; the first is of π_ref.
         gains: by estimate and held-out prompt, J of r̂ less that of π_ref.
         reference: by held-out prompt, J of π_ref, by answers with the same noise.
@@ -128,7 +162,7 @@ class Training:
     answers: Replay
     checkpoints: Path
     held_out: list[Prompt]
-    others: Answers
+    others: Mapping[str, Answers]
 
     def __post_init__(self) -> None:
         self.history: list[dict[str, Any]] = []
@@ -138,7 +172,7 @@ class Training:
 
     @property
     def drawn(self) -> int:
-        """Answers that were learnt from, of all rounds."""
+        """Answers that were drawn to be learnt from, in all rounds."""
         return len(self.answers.read(REFERENCE, "online", "gvpo"))
 
     def resume(self) -> None:
@@ -173,11 +207,12 @@ class Training:
         """Scores of the other stages' answers to the prompts that are learnt from."""
         ids = self.trainer.renderer.prompt_ids
         prompts = {tuple(ids(prompt)): prompt for prompt in self.trainer.prompts}
-        rows = [row for row, prompt in enumerate(self.others.prompts) if tuple(prompt) in prompts]
-        if rows:
-            picked = self.others.take(rows)
-            known = [prompts[tuple(prompt)] for prompt in picked.prompts]
-            self.answers.write_rollout("online", 0, self.trainer.measure(known, picked.responses))
+        for name, others in self.others.items():
+            rows = [row for row, prompt in enumerate(others.prompts) if tuple(prompt) in prompts]
+            if rows:
+                picked = others.take(rows)
+                known = [prompts[tuple(prompt)] for prompt in picked.prompts]
+                self.answers.write_rollout(name, 0, self.trainer.measure(known, picked.responses))
 
     def train(self) -> None:
         """The steps still to do."""
@@ -188,7 +223,7 @@ class Training:
             if number and not first:
                 self._draw_round(number)
             accelerator.wait_for_everyone()  # every share is on the disk
-            answers = self.answers.read(REFERENCE, "online", "gvpo").learnable
+            answers = self.answers.read(REFERENCE, "online", RELEASE, "gvpo").learnable
             steps = self.learner.steps(answers, number)
             bar = tqdm(range(first, len(steps)), initial=first, total=len(steps), desc=f"gvpo, round {number}",
                        unit="step", disable=not shown)  # fmt: skip

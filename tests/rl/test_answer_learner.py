@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.world import World
+from private_rlhf.data.release import ReleasedPair
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.recipe import GvpoConfig
 from private_rlhf.rl import resume_state
 from private_rlhf.rl.answer_learner import AnswerLearner, best_step, group_steps, held_out_gains, split_prompts
-from private_rlhf.rl.replay import HELD_OUT, NUMBERS, REFERENCE, Answers, Replay
-from private_rlhf.stages.gvpo import Training
+from private_rlhf.rl.replay import HELD_OUT, NUMBERS, REFERENCE, RELEASE, Answers, Replay
+from private_rlhf.stages.gvpo import Training, released_answers
 from support.engine_worker import serve
 from support.fake_vllm import LIES, FakeVllm
-from support.ppo_problem import PAD, Problem
+from support.ppo_problem import PAD, Problem, StubRenderer
 
 KL_COEF = 1.0
 SETTINGS = {"samples_per_prompt": 4, "batch_size": 8, "learning_rate": 5e-3, "held_out_samples": 4, "evaluate_every": 4}
@@ -133,8 +134,7 @@ def training(problem: Problem, folder: Path, **settings: Any) -> Training:
     resume_state.install_hooks(learner.trainer.accelerator)
     learner.trainer.scorer.references.update(resume_state.latest_references(folder / "checkpoints"))
     replay = Replay(folder / "replay", {"reference": "x"}, World(0, 1))
-    nothing = Answers.unscored([], [], 0)
-    return Training(learner.trainer, learner, learner.settings, replay, folder / "checkpoints", ["5 6 7 2"], nothing)
+    return Training(learner.trainer, learner, learner.settings, replay, folder / "checkpoints", ["5 6 7 2"], {})
 
 
 @pytest.mark.parametrize("kill", [2, 5, 9])
@@ -224,6 +224,43 @@ def test_a_policy_that_only_loses_goes_back_to_its_start(
     assert made.history[-1]["objective_gain"] < 0
     assert made.restore_best() == 0
     assert all(torch.equal(start[name], tensor) for name, tensor in trainable(made.trainer).items())
+
+
+# --- answers of the released pairs ------------------------------------------------------------------------------------
+
+
+def test_released_answers_depend_on_no_label() -> None:
+    """Different ones, of one message and of no more tokens than the policy draws; none to other prompts."""
+    others = [("9 9", "1", "2")]
+    pairs = [("3 4", "2 1", "1"), ("3 4", "1", "6 1"), ("3 4", "2 5 1", "4 1"), ("3 4", "-4 1", "7 1"), *others]
+    drawable = [[1], [2, 1], [4, 1], [6, 1], [7, 1]]
+    taken = [
+        released_answers([ReleasedPair(*row, "id") for row in rows], StubRenderer(), ["5", "3 4"], 9)
+        for rows in (pairs, [(prompt, b, a) for prompt, a, b in reversed(pairs)])
+    ]
+    assert taken[0].prompts == taken[1].prompts == [[3, 4]] * 5
+    assert taken[0].responses == taken[1].responses
+    assert sorted(taken[0].responses) == drawable
+    rows = [ReleasedPair(*row, "id") for row in pairs]
+    assert released_answers(rows, StubRenderer(), ["3 4"], 2).responses == taken[0].responses[:2]
+    with pytest.raises(UserError, match=r"^gvpo.released_answers must be 0 where .* is within .* = 2, got 2: raise"):
+        released_answers(rows, StubRenderer(), ["5"], 2)
+
+
+def test_released_answers_lead_to_the_gibbs_policy(problem: Problem, tmp_path: Path) -> None:
+    """All answers of which there are, in the release; eight draws of π_ref show few of them."""
+    problem.prompts = ["3 4"]
+    gains = []
+    for name in ("drawn", "released"):
+        made = training(problem, tmp_path / name, passes=40, samples_per_prompt=8, evaluate_every=400)
+        if name == "released":
+            made.others = {RELEASE: Answers.unscored([[3, 4]] * len(problem.responses), problem.responses, 0)}
+        made.resume()
+        made.train()
+        gains.append(problem.gain(made.trainer.policy, KL_COEF))
+    assert made.drawn == 8
+    assert gains[0] < 0.8
+    assert 0.95 < gains[1] <= 1.0
 
 
 # --- the replay -------------------------------------------------------------------------------------------------------

@@ -108,12 +108,15 @@ def test_rloo_and_grpo_are_those_of_one_process(
 
 
 def test_gvpo_is_that_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
-    keys = ("max_prompts=8", "held_out_prompts=4", "held_out_samples=2", "evaluate_every=4", "rounds=1", *REGRESSION)
-    settings = ("aligner=gvpo", *(f"gvpo.{key}" for key in keys))
+    keys = ("max_prompts=8", "released_answers=2", "held_out_prompts=4", "held_out_samples=2", "evaluate_every=4",
+            "rounds=1", *REGRESSION)  # fmt: skip
+    longer = "model.max_response_tokens=40"  # some of the released answers are within it
+    settings = ("aligner=gvpo", longer, *(f"gvpo.{key}" for key in keys))
     one, two = tmp_path / "one", tmp_path / "two"
-    for run in (one, two):
-        shutil.copytree(finished_run, run)
+    shutil.copytree(finished_run, one)
     workspace.run(one, *settings)
+    shutil.copytree(one, two)
+    shutil.rmtree(two / "gvpo")
     workspace.launch("gvpo", two, *settings)
     ours, theirs = (
         [json.loads(line) for line in (run / "gvpo" / "history.jsonl").read_text().splitlines()] for run in (two, one)
@@ -128,9 +131,9 @@ def test_gvpo_is_that_of_one_process(workspace: Workspace, finished_run: Path, t
     shards = {run.name: sorted(path.name for path in (run / "gvpo" / "replay").glob("*")) for run in (one, two)}
     assert shards["one"] == [
         "gvpo-00001-0-of-1.safetensors", "held_out-00000-0-of-1.safetensors", "index.json",
-        "reference-00000-0-of-1.safetensors",
+        "reference-00000-0-of-1.safetensors", "release-00000-0-of-1.safetensors",
     ]  # fmt: skip
-    assert len(shards["two"]) == 7
+    assert len(shards["two"]) == 9
     assert read_json(one / "metrics.json")["private_gvpo"]["epsilon"] == 2.0
     page = (one / "report" / "report.html").read_text(encoding="utf-8")
     assert "GVPO, ε = 2" in page

@@ -36,6 +36,9 @@ class StubRenderer:
     def prompt_ids(self, prompt: str) -> list[int]:
         return [int(word) for word in prompt.split()]
 
+    def learnt_ids(self, response: str) -> list[int]:
+        return self.prompt_ids(response)
+
     def text(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
