@@ -132,7 +132,7 @@ def check_architecture(
     for key, settings in adapters.items():
         if settings is not None:
             check_adapter(copy.deepcopy(model), settings, name, key)
-    if four_bit and fused_experts(model):
+    if four_bit and any(each.dim() == 3 and "experts" in part for part, each in model.named_parameters()):
         raise UserError(f"{name} has experts, which 4 bits are not for: set ppo.quantize and reward.quantize to null")
 
 
@@ -186,11 +186,6 @@ def check_adapter(model: Any, settings: LoraSettings, name: str, key: str) -> No
         raise UserError(
             f"{name} under {key}: {one_line(str(error), 200)}: name other target_modules, or set it null"
         ) from None
-
-
-def fused_experts(model: Any) -> bool:
-    """True if a model keeps its experts in tensors of three dimensions instead of linear layers."""
-    return any(parameter.dim() == 3 and "experts" in name for name, parameter in model.named_parameters())
 
 
 def smollm2_checkpoint(cache_dir: Path) -> Path:

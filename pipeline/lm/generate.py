@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from private_rlhf.lm.distributed import is_sharded, largest
+from private_rlhf.lm.distributed import is_sharded, largest, turns
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.attention import grouped_queries, with_room
 from private_rlhf.lm.kernels.linear_layers import packed_linears
@@ -23,6 +23,7 @@ from private_rlhf.lm.kernels.token_terms import row_chunks
 from private_rlhf.lm.models import unwrap
 from private_rlhf.lm.rows import make_rows, sharing_of
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import DynamicCache, TopPLogitsWarper
 
@@ -102,12 +103,10 @@ def sample_responses(
     ends = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
     bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None or not prompts, leave=False)
     together, device = is_sharded(model), next(model.parameters()).device
-    starts = range(0, len(order), batch_size)
-    for number in range(largest(len(starts), device) if together else len(starts)):
-        indices = order[number * batch_size : (number + 1) * batch_size]
+    groups = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    for indices in turns(groups, device, together):
         mine, noise = [prompts[i] for i in indices] or [[pad_token_id]], [keys[i] for i in indices] or [0]
-        packed = contextlib.nullcontext() if together else packed_linears(model, len(mine))
-        with packed:
+        with contextlib.nullcontext() if together else packed_linears(model, len(mine)):
             rows = _decode(model, mine, noise, sampling, pad_token_id, ends, together)
         for index, row in zip(indices, rows if indices else [], strict=True):
             responses[index] = row
@@ -293,11 +292,7 @@ def pad_rows(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, left: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(ids, mask), each (B, T) int64, rows aligned at their starts, or at their ends with `left`."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        start = width - len(row) if left else 0
-        ids[index, start : start + len(row)] = torch.as_tensor(row, dtype=torch.long)
-        mask[index, start : start + len(row)] = 1
+    texts, side = [torch.as_tensor(row, dtype=torch.long) for row in rows], "left" if left else "right"
+    ids = pad_sequence(texts, batch_first=True, padding_value=pad_token_id, padding_side=side)
+    mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True, padding_side=side)
     return ids.to(device), mask.to(device)

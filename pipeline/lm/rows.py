@@ -203,20 +203,13 @@ def _tree(sequences: Sequence[Tokens]) -> _Tree:
     before: Tokens = ()
     for sequence in sequences:
         common = shared_length(before, sequence)
-        _close(tree, path[common:])
-        path = path[:common]
-        for token in sequence[common:]:
-            path.append(len(tree.ids))
-            tree.ids.append(token)
-            tree.positions.append(len(path) - 1)
-            tree.ends.append(0)
+        path = [*path[:common], *range(len(tree.ids), len(tree.ids) + len(sequence) - common)]
+        tree.ids.extend(sequence[common:])
+        tree.positions.extend(range(common, len(sequence)))
         tree.paths.append(path)
         before = sequence
-    _close(tree, path)
+    tree.ends.extend([0] * len(tree.ids))
+    for path in tree.paths:  # the last path through a column ends where its prefix does
+        for column in path:
+            tree.ends[column] = path[-1] + 1
     return tree
-
-
-def _close(tree: _Tree, columns: Sequence[int]) -> None:
-    """No further token continues the prefixes that end in these columns."""
-    for column in columns:
-        tree.ends[column] = len(tree.ids)
