@@ -43,12 +43,10 @@ class OverProcesses(Spread):
         self._accelerator = accelerator
 
     def sum(self, value: Tensor) -> Tensor:
-        total: Tensor = self._accelerator.reduce(self._copy(value), "sum")
-        return total.cpu()
+        return self._accelerator.reduce(self._copy(value), "sum").cpu()
 
     def first(self, value: Tensor) -> Tensor:
-        of_first: Tensor = broadcast(self._copy(value))
-        return of_first.cpu()
+        return broadcast(self._copy(value)).cpu()
 
     def all(self, values: Tensor) -> Tensor:
         return torch.cat(gather_object([values.clone()]))  # a view, pickled, takes the whole storage under it along

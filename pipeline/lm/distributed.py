@@ -59,8 +59,7 @@ def prepare(
     """As `accelerator.prepare`, with each layer of the policy split over the processes if the launcher asks for it.
     Weights keep the recipe's dtypes: the launcher's mixed_precision is autocast (`numerics.precision`)."""
     if not accelerator.is_fsdp2:
-        prepared: tuple[Any, torch.optim.Optimizer] = accelerator.prepare(model, optimizer)
-        return prepared
+        return accelerator.prepare(model, optimizer)
     plugin = accelerator.state.fsdp_plugin
     plugin.mixed_precision_policy = None
     plugin.state_dict_config = plugin.optim_state_dict_config = None
@@ -144,8 +143,7 @@ def adapter_off(policy: Any) -> Iterator[None]:
 
 def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor, whether or not it is split. Every process calls it."""
-    whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

@@ -72,8 +72,7 @@ def positions_of(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     config = {**config, **(config.get("text_config") or {})}
-    positions: int | None = config.get("max_position_embeddings") or config.get("n_positions")
-    return positions
+    return config.get("max_position_embeddings") or config.get("n_positions")
 
 
 def check_positions(settings: ModelConfig, positions: int | None) -> None:

@@ -280,5 +280,4 @@ def merged(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
                     raise RunStopped(f"{name} cannot be merged ({error}): nothing was saved") from None
         layer.to(dtype)
     base: Any = model.base_model
-    plain: PreTrainedModel = base.unload()
-    return plain
+    return base.unload()

@@ -85,8 +85,7 @@ def tokenizer_as_trained(renderer: Renderer, padding_side: str | None = None) ->
         tokenizer.chat_template = template if templates is None else {**templates, "default": template}
         if all(renders_alike(tokenizer, renderer, answer) for answer in PROBES):
             return tokenizer
-    line = "the saved chat template renders answers with other tokens than training: score token ids, not texts"
-    say(line)
+    say("the saved chat template renders answers with other tokens than training: score token ids, not texts")
     return tokenizer
 
 

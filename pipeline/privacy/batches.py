@@ -245,8 +245,7 @@ def name_events(keys: Keys, people: Sequence[str] | None, answers: Sequence[str]
 
 def id_bytes(keys: Keys) -> list[bytes]:
     """The record ids, of 32 bytes each."""
-    names: list[bytes] = keys["id"].astype(">u8").view("V32").ravel().tolist() if len(keys) else []
-    return names
+    return keys["id"].astype(">u8").view("V32").ravel().tolist() if len(keys) else []
 
 
 def _roots(prf: Prf, names: list[bytes], suffixes: list[bytes]) -> Bytes:
@@ -425,8 +424,7 @@ def _wide(number: int) -> Words:
 
 def _less(first: Words, second: Words) -> Bools:
     high = first[..., 0] < second[..., 0]
-    result: Bools = high | ((first[..., 0] == second[..., 0]) & (first[..., 1] < second[..., 1]))
-    return result
+    return high | ((first[..., 0] == second[..., 0]) & (first[..., 1] < second[..., 1]))
 
 
 def _mask_below(bound: Words) -> Words:

@@ -163,8 +163,7 @@ def _packed_forwards(model: Any, rows: int) -> Iterator[tuple[nn.Module, Callabl
 
 
 def _packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
-    return packed
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
 
 
 def _packable(module: nn.Module) -> bool:
@@ -177,8 +176,7 @@ def _packable(module: nn.Module) -> bool:
 
 
 def _forward(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def _adapted_forward(
