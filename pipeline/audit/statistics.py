@@ -20,6 +20,7 @@ from itertools import combinations, product
 from typing import Any
 
 import numpy as np
+from private_rlhf.audit.judge import Verdict, upper_tail
 from private_rlhf.audit.seeds import digests, recipes
 from private_rlhf.audit.view import Answers, Table, View, plain_text
 from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
@@ -51,21 +52,16 @@ class Finding:
     what: str
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Comparisons of numbers with statistics, `tried` of them, each a match by chance with probability <= `chance`.
-    where: the numbers that matched, by file and name."""
+def statistics(view: View, answers: Answers) -> tuple[list[Finding], list[Verdict]]:
+    """Findings, and a verdict on the matches under neutral names, if there are any.
 
-    tried: int
-    chance: float
-    where: tuple[str, ...]
-
-
-def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
-    """Findings, and the matches under neutral names."""
+    Any number would match by chance with a probability of `chance`, at most. The matches depend on each other (a count
+    and its complement), so that one or several are the same evidence.
+    """
     findings, tried, chance, where = [], 0, 0.0, []
     seen: set[tuple[float, str]] = set()  # a repeated number is not new evidence
-    complete = [table for table in view.tables if _complete(table, answers)]
+    # Where all rows have known true labels, the adversary of the last label has them.
+    complete = [t for t in view.tables if len(t.event) == t.total and (answers.labels[t.event] != 0).all()]
     known = [(table, true_statistics(view, table, answers)) for table in unions(complete)]
     stated = (
         (path.name, name, value)
@@ -81,11 +77,13 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
         named = bool((NAMED_COUNT if value > 1 else NAMED).search(_says(name)))
         if not named and _shaped(value, n) and (value, table.name) not in seen:
             seen.add((value, table.name))
-            tried, chance = tried + len(exact), max(chance, _chance(n))
+            # The largest probability of a single count under Binomial(n, p) for shares p between 0.05 and 0.95.
+            tried, chance = tried + len(exact), max(chance, min(1.0, 1.0 / math.sqrt(2 * math.pi * n * 0.05 * 0.95)))
             where += [f"{file}: {name}"] * bool(hits)
         elif named and hits:
             findings.append(Finding("statistics", f"{file}: {name}", f"{value:g} is the {hits[0]}"))
-    return findings, Matches(tried, chance, tuple(where))
+    name, p_value = f"numbers that equal a count of true labels: {'; '.join(where[:3])}", upper_tail(1, tried, chance)
+    return findings, [Verdict.of("statistics", name, tried, len(where), chance, p_value)] if where else []
 
 
 def unions(tables: Sequence[Table]) -> list[Table]:
@@ -107,22 +105,11 @@ def _says(name: str) -> str:
     return ".".join(keys[-2:]) if keys[-1] in PLAIN_KEYS else keys[-1]
 
 
-def _complete(table: Table, answers: Answers) -> bool:
-    """All rows of the table have known true labels: what the adversary of the last label has."""
-    n = len(table.event)
-    return n == table.total and bool((answers.labels[table.event] != 0).all())
-
-
 def _shaped(value: float, n: int) -> bool:
     """A whole number up to n, or a share in (0, 1) that is a multiple of 1/(2n)."""
     if value == int(value):
         return 1 < value <= n
     return 0 < value < 1 and abs(value * 2 * n - round(value * 2 * n)) < 1e-6
-
-
-def _chance(n: int) -> float:
-    """The largest probability of a single count under Binomial(n, p) for shares p between 0.05 and 0.95."""
-    return min(1.0, 1.0 / math.sqrt(2 * math.pi * n * 0.05 * 0.95))
 
 
 def true_statistics(view: View, table: Table, answers: Answers) -> tuple[dict[str, float], dict[str, float]]:

@@ -20,11 +20,10 @@ from private_rlhf.audit.judge import (
     clopper_pearson,
     detectable_excess,
     judge_one,
-    upper_tail,
 )
 from private_rlhf.audit.learn import distinguisher, frames, untried
 from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes
-from private_rlhf.audit.statistics import Finding, Matches
+from private_rlhf.audit.statistics import Finding
 from private_rlhf.audit.view import Answers, View, build_view
 from private_rlhf.core.noise import LabelNoise
 
@@ -81,7 +80,7 @@ SPECS = {
 class Outcome:
     """Result of the suite. alpha: the ceiling. events: judged ones in the tables. attacks: one verdict per guess.
 
-    findings: evidence that is not a matter of chance. matches: unnamed numbers that equal a statistic of true labels.
+    findings: evidence that is not a matter of chance.
     without: rate of the text-only guess on the same events, by "attack/variant", for real labels only. epsilon_low: the
     largest bound on epsilon, for canaries only (`epsilon_bound`, `released_epsilon`, which shares the error of 0.1 %
     with Holm's procedure by halves). parts: (table, judged events in it, excess over alpha found with power 0.9).
@@ -93,7 +92,6 @@ class Outcome:
     coins: bool
     attacks: list[Verdict]
     findings: list[Finding]
-    matches: Matches
     without: dict[str, float] = field(default_factory=dict)
     audit: Audit | None = None
     epsilon_low: float | None = None
@@ -156,10 +154,9 @@ def run_attacks(
         verdicts.append(judge_one(_unseen(guess, view), target, ceiling))
         if truth.coins and guess.target == "label":
             verdicts += [judge_one(part, target, alpha) for part, alpha in _by_level(_unseen(guess, view), view)]
-    findings, matches = statistics.statistics(view, answers)
+    findings, by_chance = statistics.statistics(view, answers)
     findings += statistics.digests_and_sizes(view) + statistics.row_digests(view, answers)
-    if matches.where:
-        verdicts.append(_by_chance(matches))
+    verdicts += by_chance
     audit, bound = None, None
     if truth.coins:
         verdicts += released.absence(view, truth)
@@ -171,7 +168,7 @@ def run_attacks(
     family = max(1, len(judged))
     parts = [(name, n, detectable_excess(n, view.alpha, family, HALF)) for name, n in held.items() if n]
     return Outcome(
-        view.alpha, int(np.count_nonzero(answers.labels)), truth.coins, judged, list(dict.fromkeys(findings)), matches,
+        view.alpha, int(np.count_nonzero(answers.labels)), truth.coins, judged, list(dict.fromkeys(findings)),
         without, audit, bound, tuple(parts), untried() if distinguisher in attacks else None,
     )  # fmt: skip
 
@@ -267,12 +264,3 @@ def text_prior(view: View, answers: Answers, guess: Guesses) -> tuple[float, flo
         best = max(best, right / len(labels))
         high = max(high, clopper_pearson(right, len(labels), 0.999)[1])
     return best, high
-
-
-def _by_chance(matches: Matches) -> Verdict:
-    """Unnamed numbers that equal a statistic: any would do so by chance with this probability, at most. The matches
-    depend on each other (a count and its complement), so that one or several are the same evidence.
-    """
-    name = f"numbers that equal a count of true labels: {'; '.join(matches.where[:3])}"
-    p_value = upper_tail(1, matches.tried, matches.chance)
-    return Verdict.of("statistics", name, matches.tried, len(matches.where), matches.chance, p_value)
