@@ -17,7 +17,7 @@ from private_rlhf.audit.judge import FAMILY_WISE
 from private_rlhf.audit.seeds import ids
 from private_rlhf.audit.statistics import Finding
 from private_rlhf.audit.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
-from private_rlhf.audit.view import View, build_view
+from private_rlhf.audit.view import build_view
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import check_epsilon, is_public
@@ -102,7 +102,7 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
         outcome = run_attacks(targets, read_truth(truth_file, request.canaries), request.epsilon)
         facts, lines = {"canaries": "planted"}, []
     else:
-        count = request.canaries or _affordable(targets)
+        count = request.canaries or max(1, build_view(targets, None, 1.0, DEFAULT_CANARIES)[0].size)
         outcome, findings = replay(targets, count, request.privatize, request.epsilon)
         facts = {"canaries": "replayed", "findings_in_the_release": [asdict(finding) for finding in findings]}
         facts |= {"verdict": "leak"} if findings else {}
@@ -112,11 +112,6 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
     if output is not None:
         write_json(output, facts, mode=0o600)
     return facts, "\n".join([render(outcome), *lines]), facts["verdict"] == "leak"
-
-
-def _affordable(targets: Sequence[Path]) -> int:
-    """The default number of replayed canaries, or as many as there are pairs."""
-    return max(1, min(DEFAULT_CANARIES, build_view(targets, None, 1.0, DEFAULT_CANARIES)[0].size))
 
 
 def _owner_output(request: Request, raw: str) -> Path:
@@ -214,13 +209,7 @@ def replay(
             for folder, value in zip(released, epsilons, strict=True):
                 privatize(str(home / "raw.jsonl"), folder, value, key)
         outcome = run_attacks(released, Truth(labels, coins=True), epsilon)
-    return outcome, layout_findings(view)
-
-
-def layout_findings(view: View) -> list[Finding]:
-    """Ids of the given release that are plain digests of the ordered pair: the order needs no label to be read off."""
-    return [
-        Finding("ids", guess.variant, f"the order of the responses can be read off {len(guess.events)} ids")
-        for guess in ids(view)
-        if len(guess.events)
-    ]
+    # Ids that are plain digests of the ordered pair: the order needs no label to be read off.
+    telling = [guess for guess in ids(view) if len(guess.events)]
+    read_off = "the order of the responses can be read off {} ids"
+    return outcome, [Finding("ids", guess.variant, read_off.format(len(guess.events))) for guess in telling]

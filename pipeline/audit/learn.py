@@ -101,12 +101,8 @@ def frames(view: View, table: Table) -> dict[str, np.ndarray]:
     """Signs (m,) int8 in {-1, +1} of the table's rows, by name: of the texts' order, bits of hexadecimal columns at
     both ends, length, position and file. Those of one sign throughout are left out but for the first.
     """
-    if id(table) not in view.signs:
-        view.signs[id(table)] = _frames(view, table)
-    return view.signs[id(table)]
-
-
-def _frames(view: View, table: Table) -> dict[str, np.ndarray]:
+    if id(table) in view.signs:
+        return view.signs[id(table)]
     signs = {CRITERION: np.ones(len(table.event), dtype=np.int8)}
     for name, values in table.columns.items():
         if not all(isinstance(value, str) and HEX.fullmatch(value) for value in values):
@@ -120,7 +116,8 @@ def _frames(view: View, table: Table) -> dict[str, np.ndarray]:
     signs["longer text"] = _sign((one < two).astype(np.int64))
     signs["parity of the place"] = _sign(table.row & 1)
     signs["parity of the file"] = _sign(table.part & 1)
-    return {name: sign for name, sign in signs.items() if name == CRITERION or len(np.unique(sign)) > 1}
+    differing = {name: sign for name, sign in signs.items() if name == CRITERION or len(np.unique(sign)) > 1}
+    return view.signs.setdefault(id(table), differing)
 
 
 def _sign(bits: np.ndarray) -> np.ndarray:

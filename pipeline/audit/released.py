@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,8 @@ def row_order(view: View) -> Iterator[Guesses]:
         for period in (2, 4, 8):
             yield from fitted(view, table, "row order", f"place modulo {period}", table.row % period)
         if len(np.unique(table.part)) > 1:
-            starts = np.array([table.row[table.part == part].min() for part in range(table.part.max() + 1)
-                               if (table.part == part).any()])  # fmt: skip
-            inside = table.row - starts[np.unique(table.part, return_inverse=True)[1]]
+            _, start, file = np.unique(table.part, return_index=True, return_inverse=True)
+            inside = table.row - table.row[start[file]]
             yield from fitted(view, table, "row order", "place in the file", bins(inside.astype(np.float64)))
 
 
@@ -123,20 +122,15 @@ def sorted_choice(keys: np.ndarray) -> np.ndarray:
     keys: (2, m) int64. The best assignment by dynamic programming over places: the choice with the most rising steps
     through it, forwards and backwards together.
     """
-    count = keys.shape[1]
-    forward, backward = np.zeros((count, 2), dtype=np.int64), np.zeros((count, 2), dtype=np.int64)
-    rows = keys.T.tolist()
-    best = [0, 0]
-    for place in range(1, count):
-        (a, b), (c, d) = rows[place - 1], rows[place]
-        best = [max(best[0] + (a <= c), best[1] + (b <= c)), max(best[0] + (a <= d), best[1] + (b <= d))]
-        forward[place] = best
-    best = [0, 0]
-    for place in range(count - 2, -1, -1):
-        (a, b), (c, d) = rows[place], rows[place + 1]
-        best = [max(best[0] + (a <= c), best[1] + (a <= d)), max(best[0] + (b <= c), best[1] + (b <= d))]
-        backward[place] = best
-    total = forward + backward
+
+    def rising(rows: list[list[int]]) -> np.ndarray:
+        most, best = np.zeros((len(rows), 2), dtype=np.int64), [0, 0]
+        for place, ((a, b), (c, d)) in enumerate(pairwise(rows), 1):
+            best = [max(best[0] + (a <= c), best[1] + (b <= c)), max(best[0] + (a <= d), best[1] + (b <= d))]
+            most[place] = best
+        return most
+
+    total = rising(keys.T.tolist()) + rising((-keys.T[::-1]).tolist())[::-1]
     return np.sign(total[:, 0] - total[:, 1]).astype(np.int8)
 
 
@@ -192,8 +186,8 @@ def several_releases(view: View) -> Iterator[Guesses]:
         ("largest epsilon where they disagree", z[int(np.argmax(weight)), some] * ~agree),
     ):
         yield by_sign("several releases", variant, some, guess)
-    signs = [view.own_z(table) for table in tables[:MOST_TABLES]]
-    yield by_cells(view, "several releases", "joint outcome", crossed(np.zeros(view.size, dtype=np.int64), *signs))
+    cells = crossed(np.zeros(view.size, dtype=np.int64), *z[:MOST_TABLES])
+    yield by_cells(view, "several releases", "joint outcome", cells)
 
 
 def private_tables(view: View) -> list[Table]:

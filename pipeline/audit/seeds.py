@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -197,18 +197,13 @@ def _sequences(table: Table, stated: Sequence[int]) -> Iterator[Way]:
     makers: dict[str, Callable[[int], np.ndarray]] = {
         "numpy.random.default_rng": lambda seed: np.random.default_rng(seed).random(table.total),
         "numpy.random.RandomState": lambda seed: np.random.RandomState(seed % 2**32).rand(table.total),
-        "random.Random": lambda seed: _python_sequence(seed, table.total),
+        "random.Random": lambda seed: np.fromiter(islice(iter(random.Random(seed).random, None), table.total), float),
     }
     many = 0 if table.total > 50_000 else SEQUENCE_SEEDS * 1000 // max(1000, table.total)
     for (how, make), seed in product(makers.items(), dict.fromkeys((*stated, *COMMON, *range(many)))):
         drawn = make(seed)
         for order, rows in orders.items():
             yield Way(f"{how}({seed}) in {order}", drawn.__getitem__, rows)
-
-
-def _python_sequence(seed: int, count: int) -> np.ndarray:
-    generator = random.Random(seed)
-    return np.fromiter((generator.random() for _ in range(count)), dtype=np.float64, count=count)
 
 
 # ---------------------------------------------------------------- this project's own mechanism under a small seed

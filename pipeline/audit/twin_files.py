@@ -63,9 +63,7 @@ def declared_fields(stages: Sequence[str]) -> Mapping[str, Fields]:
     }
 
 
-def compare_folders(
-    one: Path, two: Path, stages: Sequence[str], passages: Passages = lambda root: {}
-) -> Comparison:
+def compare_folders(one: Path, two: Path, stages: Sequence[str], passages: Passages = lambda root: {}) -> Comparison:
     """Compare all below two run directories; links are not followed, and are compared by where they lead.
 
     passages: of a run directory, by file, texts that follow from the declared fields of its other files.

@@ -25,7 +25,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +179,9 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
         layout, plain, seen = intake.layout, intake.layout.plain, set[bytes]()
         columns = plain.wanted
         with ExitStack() as stack:
-            files = [stack.enter_context(_new_file(home / name)) for home in homes]
+            for home in homes:
+                (home / name).parent.mkdir(mode=0o700, exist_ok=True)
+            files = [stack.enter_context((home / name).open("x", encoding="utf-8")) for home in homes]
             for part in intake.parts:
                 where = f"{part.name}, {part.unit}"
                 rows = ((number, pair) for number, pair, _ in layout.judged_rows(part.rows(layout.wanted), where))
@@ -201,11 +202,6 @@ def _file_names(recipe: Recipe) -> tuple[str, ...]:
     if len(run_splits(recipe.data.preferences, recipe.data.split)) == 1:
         return ("preferences.jsonl",)
     return ("preferences/train.jsonl", "preferences/eval.jsonl")
-
-
-def _new_file(path: Path) -> TextIO:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    return path.open("x", encoding="utf-8")
 
 
 def _labels(
