@@ -7,6 +7,7 @@ finite N an upper bound on the KL against π_ref.
 from __future__ import annotations
 
 import numpy as np
+from scipy import special
 
 
 def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
@@ -14,10 +15,7 @@ def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
     above 0."""
     if not kl_coef > 0:
         raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
-    logits = scores / kl_coef
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    weights = np.exp(logits)
-    return weights / weights.sum(axis=-1, keepdims=True)
+    return special.softmax(scores / kl_coef, axis=-1)
 
 
 def gibbs_log_policy(utility: np.ndarray, log_reference: np.ndarray, kl_coef: float) -> np.ndarray:
@@ -25,9 +23,7 @@ def gibbs_log_policy(utility: np.ndarray, log_reference: np.ndarray, kl_coef: fl
     reference of −∞ gives −∞; one action must be finite. ValueError: kl_coef not above 0."""
     if not kl_coef > 0:
         raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
-    logits = utility / kl_coef + log_reference
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return special.log_softmax(utility / kl_coef + log_reference, axis=-1)
 
 
 def kl_from_uniform(weights: np.ndarray) -> np.ndarray:
