@@ -41,11 +41,8 @@ class OtherKey:
 def other_keys(own_id: str) -> list[OtherKey]:
     """The keys of this user that released labels, but for the one with this id. A key that is gone counts as far as
     its last revision said what it had released."""
-    others = []
-    for anchor in sorted((user_folder() / "ledgers").glob("*.json")):
-        if anchor.stem != own_id and (other := _other(anchor)) is not None:
-            others.append(other)
-    return others
+    anchors = sorted((user_folder() / "ledgers").glob("*.json"))
+    return [other for anchor in anchors if anchor.stem != own_id and (other := _other(anchor)) is not None]
 
 
 def _other(anchor: Path) -> OtherKey | None:

@@ -47,8 +47,9 @@ class RunFacts:
     @property
     def methods(self) -> dict[str, dict[str, Any]]:
         """The evaluated methods, π_ref first and the Gibbs yardstick last."""
-        methods = self.evaluation.get("methods") or {}
-        return {name: methods[name] for name in sorted(methods, key=_method_order) if methods[name]}
+        methods, place = self.evaluation.get("methods") or {}, {REFERENCE: 0, GIBBS: 2}
+        order = sorted(methods, key=lambda name: (place.get(name, 1), name))
+        return {name: methods[name] for name in order if methods[name]}
 
     @property
     def synthetic_labels(self) -> bool:
@@ -59,10 +60,6 @@ class RunFacts:
     def policy(self) -> str | None:
         """Name of the trained policy's method ("private", "nonprivate", "uncorrected", …), or None."""
         return next((name for name in self.methods if name not in (REFERENCE, GIBBS)), None)
-
-
-def _method_order(name: str) -> tuple[int, str]:
-    return ({REFERENCE: 0, GIBBS: 2}.get(name, 1), name)
 
 
 def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:

@@ -313,17 +313,15 @@ _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
     """The reward fit's scalars and estimates, the known ones first; lists and objects are drawn or left out."""
     order = [key for key in dict.fromkeys([*_FIT_LABELS, *fit]) if key in fit and key not in _FIT_DRAWN]
-    facts = {_FIT_LABELS.get(key, key.replace("_", " ").capitalize()): _fit_fact(key, fit[key]) for key in order}
+    facts = {_FIT_LABELS.get(key, key.replace("_", " ").capitalize()): _fact(key, fit[key]) for key in order}
     return [(label, text) for label, text in facts.items() if text]
-
-
-def _fit_fact(key: str, value: Any) -> str:
-    return share_text(value) if key.startswith("validation_accuracy") and usable(value) else _fact(key, value)
 
 
 def _fact(key: str, value: Any) -> str:
     if key == "epsilon":
         return epsilon_text(value)
+    if usable(value) and key.startswith("validation_accuracy"):
+        return share_text(value)
     if usable(value):
         return f"{number(value['value'], 3)} {interval(value.get('ci_low'), value.get('ci_high'), 3)}"
     if isinstance(value, bool | str):

@@ -146,9 +146,7 @@ def batch_sizes(episodes: int, batch: int) -> list[int]:
     return [min(batch, episodes - start) for start in range(0, episodes, batch)]
 
 
-def play(
-    world: OutcomeProblem, sizes: Sequence[int], exponent: float, runs: int, rng: np.random.Generator
-) -> Array:
+def play(world: OutcomeProblem, sizes: Sequence[int], exponent: float, runs: int, rng: np.random.Generator) -> Array:
     """Algorithm 2, `runs` runs at once: (runs, K) float32, the expected regret J* − J(π_k) summed over episodes."""
     regret, total, start = np.empty((runs, sum(sizes)), dtype=np.float32), np.zeros((runs, len(HYPOTHESES)), int), 0
     for size in sizes:
