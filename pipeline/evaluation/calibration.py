@@ -56,14 +56,6 @@ def coverage(
         inside = (error <= kappa * bonus).mean(axis=1)  # draws of one prompt are not independent: prompts are
         spread = 1.96 * float(inside.std(ddof=1)) / np.sqrt(len(inside)) if len(inside) > 1 else 0.5
         value = float(inside.mean())
-        rows.append(
-            {
-                "kappa": kappa,
-                "coverage": value,
-                "ci_low": max(0.0, value - spread),
-                "ci_high": min(1.0, value + spread),
-                "nominal": 2 * NormalDist().cdf(kappa) - 1,
-                "n": int(error.size),
-            }
-        )
+        share = {"coverage": value, "ci_low": max(0.0, value - spread), "ci_high": min(1.0, value + spread)}
+        rows.append({"kappa": kappa, **share, "nominal": 2 * NormalDist().cdf(kappa) - 1, "n": int(error.size)})
     return rows

@@ -6,15 +6,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from private_rlhf.core.atomic import Row, appending, read_rows
+from private_rlhf.core.atomic import appending, read_rows
 from private_rlhf.core.errors import MOST_NAME, RunStopped, UserError, one_line, say
 from private_rlhf.data.render import Prompt
 from private_rlhf.recipe import LOOPBACK, JudgeSettings
@@ -97,7 +97,8 @@ class ChatJudge:
         missing = [key for key in bodies if key not in replies]
         if not missing:
             return replies
-        with _session(self.settings, self.workers, self.backoff) as session, _logging(self.log) as log:
+        logging = nullcontext(lambda row: None) if self.log is None else appending(self.log)
+        with _session(self.settings, self.workers, self.backoff) as session, logging as log:
             pool = ThreadPoolExecutor(self.workers)
             try:
                 futures = {pool.submit(self._ask, session, bodies[key]): key for key in missing}
@@ -166,10 +167,6 @@ def read_log(path: Path | None) -> dict[str, Reply]:
     """Replies by request."""
     rows = [] if path is None else read_rows(path)
     return {str(row["key"]): {name: row[name] for name in LOGGED} for row in rows if {"key", *LOGGED} <= row.keys()}
-
-
-def _logging(path: Path | None) -> AbstractContextManager[Callable[[Row], None]]:
-    return nullcontext(lambda row: None) if path is None else appending(path)
 
 
 class _Bearer(AuthBase):

@@ -52,15 +52,13 @@ class PromptResult:
 def once(path: Path, measure: Callable[[], list[PromptResult]]) -> list[PromptResult]:
     """Results that an interrupted stage left in `path`; otherwise those of `measure`, saved there at once."""
     if path.is_file():
-        return [_from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        rows, groups = json.loads(path.read_text(encoding="utf-8")), ("reference", "policy", "candidates")
+        return [
+            PromptResult(**row | {name: [Answer(**answer) for answer in row[name]] for name in groups}) for row in rows
+        ]
     results = measure()
     atomic.write_json(path, [asdict(result) for result in results])
     return results
-
-
-def _from_json(row: dict[str, Any]) -> PromptResult:
-    groups = [[Answer(**answer) for answer in row[name]] for name in ("reference", "policy", "candidates")]
-    return PromptResult(row["index"], row["prompt"], *groups)
 
 
 @dataclass

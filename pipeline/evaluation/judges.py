@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,21 +25,6 @@ from private_rlhf.recipe.load import parse
 
 ORDERS = ("policy_first", "reference_first")
 VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
-
-
-class Judge(Protocol):
-    """Compares answers pair by pair."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The judge as JSON types."""
-        ...
-
-    def compare(
-        self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """One row of JSON types per prompt: `outcome` in [0, 1] or None, and what it was made of."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -79,19 +64,6 @@ def human_judge() -> ScoreJudge:
         return np.asarray(truth.rewards([plain_prompt(prompt) for prompt in prompts], texts))
 
     return ScoreJudge({"kind": "embeddings", "source": HUMAN, "labels": "public"}, score)
-
-
-def reward_judge(
-    settings: JudgeSettings, renderer: Renderer, device: torch.device, names: tuple[str, str]
-) -> ScoreJudge:
-    """The reward checkpoint at `settings.path` as judge. It scores as the program on its card does, in float32; on a
-    GPU in the dtype of the folder."""
-    from private_rlhf.reward_models.external import external_scorer
-
-    assert settings.path is not None
-    dtype = torch.float32 if device.type == "cpu" else None
-    scorer, facts = external_scorer(settings.path, settings.public, names, renderer, device, dtype=dtype, plain=True)
-    return ScoreJudge({"kind": "reward model", **facts}, lambda *texts: scorer.score(*texts).reward.numpy())
 
 
 def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) -> JudgeSettings | None:
@@ -139,7 +111,13 @@ def make_judge(
         return human_judge()
     if settings.lm is not None:
         return LmJudge(settings.lm, device)
-    return reward_judge(settings, renderer, device, names)
+    from private_rlhf.reward_models.external import external_scorer
+
+    assert settings.path is not None
+    # It scores as the program on its card does, in float32; on a GPU in the dtype of the folder.
+    dtype = torch.float32 if device.type == "cpu" else None
+    scorer, facts = external_scorer(settings.path, settings.public, names, renderer, device, dtype=dtype, plain=True)
+    return ScoreJudge({"kind": "reward model", **facts}, lambda *texts: scorer.score(*texts).reward.numpy())
 
 
 def judged_rates(
@@ -249,3 +227,8 @@ class LmJudge:
             for index, value in zip(indices, odds.tolist(), strict=True):
                 log_odds[places[index]] = value
         return log_odds
+
+
+Judge = ScoreJudge | LmJudge | ChatJudge
+"""Compares answers pair by pair: `facts` are the judge as JSON types, and `compare` gives one row of JSON types per
+prompt, `outcome` in [0, 1] or None, and what it was made of."""

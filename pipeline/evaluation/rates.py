@@ -49,9 +49,7 @@ def length_controlled(outcome: np.ndarray, longer: np.ndarray) -> Estimate | Non
     if not len(outcome) or separated(outcome, longer):
         return None
     spread = float(np.std(longer))
-    design = np.stack([np.ones(len(longer)), np.tanh(longer / spread) if spread else np.zeros(len(longer))], axis=1)
-    if not spread:
-        design = design[:, :1]
+    design = np.stack([np.ones(len(longer)), *([np.tanh(longer / spread)] if spread else [])], axis=1)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
         logits = design @ weights
@@ -255,11 +253,8 @@ def spread(choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> d
 def counted_rates(choices: Mapping[str, np.ndarray], counted: Mapping[str, Any]) -> dict[str, Estimate]:
     """The win rate of every rule, ties counted half. counted: `epsilon` of all counts, the noisy `counts` by rule."""
     noise = DiscreteLaplace.shared(counted["epsilon"], len(choices))
-    rates = {}
-    for name, choice in choices.items():
-        ties = 0.5 * int((choice == 0).sum())
-        rates[name] = counted_share(counted["counts"][name] + ties, len(choice), noise)
-    return rates
+    wins = {name: counted["counts"][name] + 0.5 * int((choice == 0).sum()) for name, choice in choices.items()}
+    return {name: counted_share(wins[name], len(choice), noise) for name, choice in choices.items()}
 
 
 def counted_share(count: float, n: int, noise: DiscreteLaplace) -> Estimate:

@@ -67,12 +67,8 @@ def read_rows(folder: Path) -> tuple[dict[str, dict[str, Any]], str, str]:
         ) from None
     if len(rows) < len(pairs):
         raise UserError(f"{folder.parent} must hold each prompt once: run again with --from evaluate")
-    return rows, reference, describe_judge(judged_file.get("judge"))
-
-
-def describe_judge(judge: dict[str, Any] | None) -> str:
-    """The facts of an outside judge in one line."""
-    return "none" if judge is None else ", ".join(f"{name} {judge[name]}" for name in sorted(judge))
+    judge = judged_file.get("judge")
+    return rows, reference, "none" if judge is None else ", ".join(f"{name} {judge[name]}" for name in sorted(judge))
 
 
 def compare_runs(runs: Sequence[Run]) -> str:

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from private_rlhf.core.stats import (
-    Estimate,
-    bootstrap,
-    bootstrap_mean,
-    ratio_of_means,
-    student_mean,
-    win_rate,
-)
+from private_rlhf.core.stats import Estimate, bootstrap, bootstrap_mean, ratio_of_means, student_mean, win_rate
 from private_rlhf.evaluation.calibration import coverage
 from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult
 from private_rlhf.evaluation.rates import (
@@ -101,16 +94,9 @@ class Summary:
         points = []
         for kl_coef in FRONTIER:
             gibbs = self.gibbs(kl_coef)
-            truth = None if gibbs.true_reward is None else float(gibbs.true_reward.mean())
-            points.append(
-                {
-                    "kl_coef": kl_coef,
-                    "kl": float(gibbs.kl.mean()),
-                    "reward": float(gibbs.reward.mean()),
-                    "true_reward": truth,
-                    "objective": None if truth is None else truth - kl_coef * float(gibbs.kl.mean()),
-                }
-            )
+            kl, truth = float(gibbs.kl.mean()), None if gibbs.true_reward is None else float(gibbs.true_reward.mean())
+            known = {"true_reward": truth, "objective": None if truth is None else truth - kl_coef * kl}
+            points.append({"kl_coef": kl_coef, "kl": kl, "reward": float(gibbs.reward.mean()), **known})
         return points
 
     def coverage(self, kappa: float) -> list[dict[str, Any]] | None:
@@ -135,9 +121,7 @@ class Summary:
         """PPO's share of the true-J gain of the Gibbs policy of the same r̂, with a bootstrap interval over prompts.
         None where that gain is not clearly above 0."""
         policy, ideal = self.policy_gain(), self.gibbs_gain()
-        if policy is None or ideal is None:
-            return None
-        if student_mean(ideal).ci_low <= 0:
+        if policy is None or ideal is None or student_mean(ideal).ci_low <= 0:
             return None
         return bootstrap(ratio_of_means, np.stack([policy, ideal]), self.seed, resamples)
 
