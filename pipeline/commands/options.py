@@ -13,9 +13,7 @@ from private_rlhf.core.errors import UserError
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that this command did not write.")]
 
 
-def one_way(
-    ctx: typer.Context, config: Path | None, run_dir: Path | None, overrides: Sequence[str] | None
-) -> None:
+def one_way(ctx: typer.Context, config: Path | None, run_dir: Path | None, overrides: Sequence[str] | None) -> None:
     """Refuse (UserError) options of the standalone use with --config, and those of the stage without it."""
     command = str(ctx.info_name)
     if config is not None:

@@ -45,14 +45,7 @@ from private_rlhf.data.publish import check_publish, counted_as, occupied, publi
 from private_rlhf.data.release import MANIFEST, PERSON, ROWS_PER_SHARD, SIGNATURE, WORD, ReleaseManifest, shard_name
 from private_rlhf.data.sources import Part, open_source
 from private_rlhf.data.workers import Workers, default_workers, start_workers
-from private_rlhf.data.workfolder import (
-    PartMissing,
-    boot_id,
-    code_version,
-    shared_folder,
-    source_identity,
-    work_folder,
-)
+from private_rlhf.data.workfolder import PartMissing, boot_id, code_version, shared_folder, source_identity, work_folder
 from private_rlhf.privacy.guarantee import DropCounts, dropped_text, guarantee, nothing_left
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
@@ -411,9 +404,7 @@ def response(epsilon: float, options: Options) -> RandomizedResponse | LevelledR
     return RandomizedResponse(epsilon)
 
 
-def chosen_levels(
-    source: str, mechanism: Mechanism, events: Events, told: bool
-) -> list[dict[str, Any] | None]:
+def chosen_levels(source: str, mechanism: Mechanism, events: Events, told: bool) -> list[dict[str, Any] | None]:
     """The `levels` in the manifest of each of the events' `KeptRows`; None where there is one ε.
 
     A level that was chosen after the label can tell it. UserError where one person's labels differ in it, unless `told`

@@ -41,24 +41,10 @@ from private_rlhf.privacy.batches import (
 )
 from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
-from private_rlhf.privacy.mechanism import (
-    MOST_LEVELS,
-    LevelledResponse,
-    Mechanism,
-    PublicLabels,
-    RandomizedResponse,
-)
+from private_rlhf.privacy.mechanism import MOST_LEVELS, LevelledResponse, Mechanism, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import MESSAGES, bucket_bits, decode_messages
-from private_rlhf.privacy.sorted_runs import (
-    Bucket,
-    KeptRows,
-    Run,
-    open_run,
-    partitions,
-    read_bucket,
-    write_run,
-)
+from private_rlhf.privacy.sorted_runs import Bucket, KeptRows, Run, open_run, partitions, read_bucket, write_run
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 UNLEVELLED = [name for name in ENTRY.names or () if name != "level"]
@@ -100,9 +86,7 @@ def _run_path(folder: Path, number: int, part: int) -> Path:
     return folder / f"{number:06d}-{part:04d}.run"
 
 
-def spill(
-    chunk: Chunk, number: int, layout: Layout, key: LoadKey, folder: Path, durable: bool
-) -> list[Run]:
+def spill(chunk: Chunk, number: int, layout: Layout, key: LoadKey, folder: Path, durable: bool) -> list[Run]:
     """Turn chunk `number` into runs, unless that was done before. UserError names the first bad row."""
     if finished := finished_runs(folder, number):
         return finished

@@ -24,14 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.data.conversation import (
-    RowError,
-    check_texts,
-    framed,
-    holds_marks,
-    is_written_list,
-    read_messages,
-)
+from private_rlhf.data.conversation import RowError, check_texts, framed, holds_marks, is_written_list, read_messages
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     CONVERSATIONS,

@@ -38,12 +38,7 @@ from private_rlhf.data.container import (
     writer_version,
 )
 from private_rlhf.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
-from private_rlhf.privacy.mechanism import (
-    LevelledResponse,
-    Mechanism,
-    PublicLabels,
-    RandomizedResponse,
-)
+from private_rlhf.privacy.mechanism import LevelledResponse, Mechanism, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.records import (
     CANONICALISATION,
     MESSAGES,

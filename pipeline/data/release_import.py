@@ -61,9 +61,7 @@ def open_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels:
     return bundle
 
 
-def import_bundle(
-    data: DataConfig, privatize: PrivatizeConfig, evaluation_labels: str, folder: Path
-) -> dict[str, Any]:
+def import_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels: str, folder: Path) -> dict[str, Any]:
     """Copy the bundle into folder/release (training) and folder/evaluation; returns the facts for the manifest.
 
     Raises:

@@ -204,9 +204,7 @@ def _jsonl_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
         yield from jsonl_rows(path, file, wanted)
 
 
-def jsonl_rows(
-    name: str | Path, lines: BinaryIO, wanted: Sequence[str], before: int = 0
-) -> Iterator[tuple[int, Row]]:
+def jsonl_rows(name: str | Path, lines: BinaryIO, wanted: Sequence[str], before: int = 0) -> Iterator[tuple[int, Row]]:
     """The rows of JSON lines. name: of the file, for messages. wanted: columns that no row may give twice. before:
     lines before the first one."""
     last = before

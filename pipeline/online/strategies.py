@@ -110,9 +110,7 @@ def by_information(posterior: Posterior, x: Tensor, picked: Tensor) -> Tensor:
     return _design(posterior, x, picked, len(picked), None)
 
 
-def _design(
-    posterior: Posterior, x: Tensor, pairs: Tensor, questions: int, log_ratio: Tensor | float | None
-) -> Tensor:
+def _design(posterior: Posterior, x: Tensor, pairs: Tensor, questions: int, log_ratio: Tensor | float | None) -> Tensor:
     """log_ratio: None for `fisher`. Greedy, with the rank-one update of H⁻¹ by each pair that was taken."""
     reward, gradient = posterior.reward(x), posterior.gradient(x)
     prompt, one, other = pairs.T
