@@ -26,13 +26,13 @@ from private_rlhf.data.sources import (
     MOST_LINE_BYTES,
     Part,
     Row,
-    batch_rows,
     check_line,
     damaged_parquet,
     is_compressed,
     jsonl_rows,
     open_lines,
     parquet_file,
+    table_rows,
     two_spellings,
 )
 from private_rlhf.privacy.batches import Columns
@@ -216,7 +216,7 @@ def _parquet_columns(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
                 table = pa.Table.from_batches([batch])
                 columns = layout.fast_columns(table) if layout.fast else None
                 if columns is None:
-                    columns = layout.row_columns(batch_rows(table, number), f"{chunk.name}, {chunk.unit}")
+                    columns = layout.row_columns(table_rows([table], number), f"{chunk.name}, {chunk.unit}")
                 yield columns
                 number += len(table)
         except UnicodeDecodeError:

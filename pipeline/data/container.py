@@ -28,16 +28,13 @@ EXTRA_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _WRITER = re.compile(r"parquet-cpp-arrow version (\d{1,3}\.\d{1,3}\.\d{1,3})")
 
 
-def write_shard(target: Path | io.RawIOBase, schema: pa.Schema, groups: Iterable[pa.Table]) -> int:
-    """Write one shard; the groups become row groups and have at most ROWS_PER_GROUP rows. Returns the rows."""
-    rows = 0
+def write_shard(target: Path | io.RawIOBase, schema: pa.Schema, groups: Iterable[pa.Table]) -> None:
+    """Write one shard; the groups become row groups and have at most ROWS_PER_GROUP rows."""
     with pq.ParquetWriter(
         target, schema, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False
     ) as writer:
         for group in groups:
             writer.write_table(group, row_group_size=ROWS_PER_GROUP)
-            rows += len(group)
-    return rows
 
 
 # --- what is in the folder --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -221,12 +222,10 @@ def cut_prompt(first: Sequence[Message], second: Sequence[Message]) -> int:
     shared = common(first, second)
     if shared == len(first) == len(second):
         return shared
-    places = (place for place in range(shared, -1, -1) if all(_answers(side, place) for side in (first, second)))
-    return next(places, 0)
-
-
-def _answers(side: Sequence[Message], place: int) -> bool:
-    return place < len(side) and side[place]["role"] == "assistant"
+    for place in range(min(shared, len(first) - 1, len(second) - 1), -1, -1):
+        if first[place]["role"] == second[place]["role"] == "assistant":
+            return place
+    return 0
 
 
 def check_turns(prompt: Sequence[Message], responses: Sequence[Sequence[Message]], where: str) -> None:
@@ -240,14 +239,8 @@ def check_turns(prompt: Sequence[Message], responses: Sequence[Sequence[Message]
 
 def common(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Length of the longest common prefix, by bisection on slices."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    lengths = range(1, min(len(first), len(second)) + 1)
+    return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 
 
 # --- transcripts ------------------------------------------------------------------------------------------------------

@@ -385,7 +385,8 @@ def _tables(job: ShardJob, bucket: Bucket, labels: Signs) -> Iterator[pa.Table]:
         beside = [_hexadecimal(bucket.keys["id"][part])]
         if isinstance(job.mechanism, LevelledResponse):
             levels = np.array([level.epsilon for level in job.mechanism.levels])
-            beside.append(_numbers(levels[bucket.keys["level"][part]]))
+            values = pa.py_buffer(levels[bucket.keys["level"][part]])
+            beside.append(pa.Array.from_buffers(pa.float64(), len(lower), [None, values]))
         extra = _extra(bucket.texts, first + 4, job.extra) if job.extra else []
         yield pa.table([*texts, *beside, *extra], schema=job.schema)
 
@@ -408,10 +409,6 @@ def _extra(flat: pa.Array, places: npt.NDArray[np.int64], fields: Sequence[pa.Fi
         if field.metadata:
             column[:] = [None if value is None else json.dumps(value, ensure_ascii=False) for value in column]
     return [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
-
-
-def _numbers(values: npt.NDArray[np.float64]) -> pa.Array:
-    return pa.Array.from_buffers(pa.float64(), len(values), [None, pa.py_buffer(values)])
 
 
 def _hexadecimal(ids: npt.NDArray[Any]) -> pa.Array:

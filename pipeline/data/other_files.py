@@ -16,11 +16,6 @@ _PIECE = 1 << 18
 _FILE_MAGIC = b"ARROW1"
 
 
-def is_array(file: BinaryIO) -> bool:
-    """True if the text begins with a bracket: a JSON array of rows, not JSON lines."""
-    return file.read(_PIECE).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
-
-
 def elements(name: str | Path, file: BinaryIO, most: int) -> Iterator[str]:
     """The texts of the elements of a JSON array, each of at most `most` characters. UserError: not a whole one."""
     decode, scan = codecs.getincrementaldecoder("utf-8-sig")().decode, json.JSONDecoder().raw_decode

@@ -9,13 +9,14 @@ the row's text.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.folders import is_undivided, no_split, split_files, split_names
-from private_rlhf.data.other_files import arrow_batches, elements, is_array
+from private_rlhf.data.other_files import arrow_batches, elements
 from private_rlhf.data.release import is_release
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import fold_name
@@ -189,8 +190,9 @@ def _opened(path: Path) -> Any:
 
 
 def _is_array(path: Path) -> bool:
+    """True if the text begins with a bracket: a JSON array of rows, not JSON lines."""
     with open_lines(path) as file:
-        return is_array(file)
+        return file.read(1 << 18).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
 def _array_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
@@ -246,9 +248,11 @@ def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
     return row
 
 
-def _check_once(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
+def _present(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The wanted columns that there are, or all. UserError for one that is there twice."""
     if any(columns.count(name) > 1 for name in wanted):
         raise UserError(f"{path}: has a column twice; keep one")
+    return [name for name in columns if name in wanted or not wanted]
 
 
 def two_spellings(columns: Collection[str], wanted: Sequence[str]) -> str | None:
@@ -262,7 +266,7 @@ def two_spellings(columns: Collection[str], wanted: Sequence[str]) -> str | None
 
 
 def _csv_rows(path: Path, header: tuple[str, ...], mark: str, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    _check_once(path, header, wanted)
+    _present(path, header, wanted)
     number = 0
     try:
         with open_lines(path) as file:
@@ -309,14 +313,10 @@ def _check_groups(path: Path, metadata: Any) -> None:
 
 
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    number = 0
     try:
         with parquet_file(path) as file:
-            _check_once(path, file.schema_arrow.names, wanted)
-            columns = [name for name in file.schema_arrow.names if name in wanted or not wanted]
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-                yield from batch_rows(batch, number)
-                number += len(batch)
+            columns = _present(path, file.schema_arrow.names, wanted)
+            yield from table_rows(file.iter_batches(batch_size=BATCH_ROWS, columns=columns))
     except UnicodeDecodeError:
         raise UserError(f"{path}: holds text that is not UTF-8; convert it to UTF-8") from None
     except (pa.ArrowException, OSError):
@@ -324,22 +324,17 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]
 
 
 def _arrow_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    number = 0
     with arrow_batches(path) as (names, batches):
-        _check_once(path, names, wanted)
-        keep = [name for name in names if name in wanted or not wanted]
-        for batch in batches:
-            for start in range(0, len(batch), BATCH_ROWS):
-                yield from batch_rows(batch.select(keep).slice(start, BATCH_ROWS), number + start)
-            number += len(batch)
+        kept = _present(path, names, wanted)
+        pieces = (batch.slice(start, BATCH_ROWS) for batch in batches for start in range(0, len(batch), BATCH_ROWS))
+        yield from table_rows(piece.select(kept) for piece in pieces)
 
 
-def batch_rows(batch: pa.RecordBatch | pa.Table, before: int) -> Iterator[tuple[int, Row]]:
-    """The rows of a table. before: rows before the first one."""
-    names = batch.schema.names
-    columns = [column.to_pylist() for column in batch.columns]
-    for number, values in enumerate(zip(*columns, strict=True), before + 1):
-        yield number, dict(zip(names, values, strict=True))
+def table_rows(tables: Iterable[pa.RecordBatch | pa.Table], before: int = 0) -> Iterator[tuple[int, Row]]:
+    """The rows of tables, counted on from one to the next. before: rows before the first one."""
+    rows = (dict(zip(table.schema.names, values, strict=True)) for table in tables
+            for values in zip(*(column.to_pylist() for column in table.columns), strict=True))  # fmt: skip
+    return enumerate(rows, before + 1)
 
 
 def _open_saved(folder: Path) -> Part:
@@ -353,12 +348,9 @@ def _open_saved(folder: Path) -> Part:
         raise UserError(f"{folder}: is not a whole saved data set; save it again with `save_to_disk`") from None
 
     def rows(wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
-        keep = [name for name in columns if name in wanted or not wanted]
-        number = 0
+        kept = data.select_columns(_present(folder, columns, wanted))
         try:
-            for table in data.select_columns(keep).with_format("arrow").iter(batch_size=BATCH_ROWS):
-                yield from batch_rows(table, number)
-                number += len(table)
+            yield from table_rows(kept.with_format("arrow").iter(batch_size=BATCH_ROWS))
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             raise UserError(f"{folder}: is damaged; save it again with `save_to_disk`") from None
 

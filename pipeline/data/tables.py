@@ -16,7 +16,7 @@ from private_rlhf.data.engine import PER_ROW
 from private_rlhf.data.formats import explicit_text
 from private_rlhf.data.layout import Layout
 from private_rlhf.data.release import release_schema
-from private_rlhf.data.sources import batch_rows
+from private_rlhf.data.sources import table_rows
 from private_rlhf.privacy import batches
 from private_rlhf.privacy.keys import PrivacyKey, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
@@ -50,7 +50,7 @@ def canonicalize(
     layout = Layout(Options(labeler_column, event_column, fold_names=True), explicit_text)
     columns = layout.fast_columns(table)
     if columns is None:
-        columns = layout.row_columns(batch_rows(table, 0), "batch, row")
+        columns = layout.row_columns(table_rows([table]), "batch, row")
     rows = batches.canonicalize(columns, 0, None)
     places = batches.arrow_places(rows.keys["position"].astype(np.int64))
     texts, first = strings_of(rows.keys, [rows.blob]).view(pa.large_string()), np.arange(len(places)) * PER_ROW
