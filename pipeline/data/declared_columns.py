@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -200,13 +201,10 @@ def sign(value: float) -> int:
 
 def number(value: Any) -> float:
     """A finite number, also one written as text. RowError for anything else."""
-    try:
-        result = float(value) if isinstance(value, str | int | float) else float("nan")
-    except ValueError:
-        result = float("nan")
-    if not abs(result) < float("inf"):
-        raise RowError("has a label or score that is not a number; repair or remove the row")
-    return result
+    with suppress(ValueError, OverflowError):
+        if isinstance(value, str | int | float) and math.isfinite(result := float(value)):
+            return result
+    raise RowError("has a label or score that is not a number; repair or remove the row")
 
 
 def letter(value: Any) -> str:

@@ -383,6 +383,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {"ties": "coin"},
     ),
     "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
+    "label beyond any float": (
+        AB | {"label": 10**400},
+        "a label or score that is not a number",
+        LABEL | {"labels": "<0,>0"},
+    ),
     "label not a number": (
         AB | {"label": "much"},
         "a label or score that is not a number",
