@@ -139,7 +139,7 @@ def protected_pairs(
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:
         folders = [released / {"train": "release", "eval": "evaluation"}[split] for split in splits]
-        for bundle in map(read_release, [Path(source)] if names_bundle(source) else folders):
+        for bundle in map(read_release, [Path(source).expanduser()] if names_bundle(source) else folders):
             for released_pair in bundle:
                 yield _forget(released_pair.prompt, released_pair.chosen, released_pair.rejected)
 

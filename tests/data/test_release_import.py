@@ -11,6 +11,7 @@ import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.release_import import (
     divide,
@@ -109,6 +110,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
     (source / "_manifest").write_text("{}")
     with pytest.raises(UserError, match="schema version"):
         open_bundle(*recipe(source))
+
+
+def test_the_overlap_guard_reads_a_bundle_below_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released(tmp_path, 3)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(list(protected_pairs(DataConfig(preferences="~/bundle"), tmp_path, raw=True))) == 3
 
 
 def test_one_pair_is_too_few(tmp_path: Path) -> None:
