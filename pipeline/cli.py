@@ -53,17 +53,11 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(account.app, name="account")
 app.add_typer(label.app, name="label")
 app.add_typer(ledger_command.app, name="ledger")
-app.command("label-filter")(label_filter)
-app.command()(attack)
-app.command()(compare)
-app.command()(design)
-app.command()(doctor)
-app.command()(inspect)
-app.command()(keygen)
-app.command()(plan)
-app.command()(sample)
-app.command()(validate)
-app.command("verify-release")(verify_release)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    attack, compare, design, doctor, inspect, keygen, label_filter, plan, sample, validate, verify_release
+)  # fmt: skip
+for each_command in COMMANDS:
+    app.command()(each_command)
 refuse_moved(app, "benchmark", "benchmark")
 
 
