@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import difflib
 import importlib.metadata
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -167,10 +166,6 @@ def _keys(schema: Any, tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 def _dataclass_of(annotation: Any) -> Any:
     """The dataclass inside `X`, `X | None`, `list[X]` or `Annotated[X, …]`, or None."""
-    if typing.get_origin(annotation) in (typing.Annotated, list):
-        return _dataclass_of(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        schemas = [_dataclass_of(part) for part in typing.get_args(annotation)]
-        return next((schema for schema in schemas if schema is not None), None)
-    return annotation if isinstance(annotation, type) and dataclasses.is_dataclass(annotation) else None
-
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return annotation
+    return next(filter(None, map(_dataclass_of, typing.get_args(annotation))), None)
