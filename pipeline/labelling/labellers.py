@@ -35,7 +35,6 @@ from private_rlhf.labelling.questions import (
     parse_row,
     read_answers,
     read_questions,
-    read_rows,
     unasked,
     write_answers,
     write_questions,
@@ -105,9 +104,7 @@ class _Kept(_Folder):
         make_private_folder(folder)
         super().__init__(folder, epsilon)
         path = folder / "answers.jsonl"
-        self._answers: dict[str, int | None] = {}
-        for number, row in read_rows(path, whole=True) if path.exists() else ():
-            add_answer(self._answers, row, self._asked, f"{path}, line {number}")
+        self._answers = read_answers(path, self._asked, whole=True)
         write_answers(path, self._answers)  # without half a line that a kill left
 
     def ask(self, questions: Sequence[Question]) -> None:
@@ -279,8 +276,7 @@ class FileDrop(_Folder):
 
     def answers(self) -> dict[str, int | None]:
         """`Labeller.answers`; UserError for a file without answers, or an answer that label-filter did not draw."""
-        path = self.folder / "answers.jsonl"
-        answers = read_answers(path, self._asked) if path.exists() else {}
+        answers = read_answers(self.folder / "answers.jsonl", self._asked)
         if self.randomised_by == "label-filter":
             check_draws(self.folder, answers, self.epsilon)
         return answers | answers_of_pairs(self._again.values(), self._asked.values(), answers)

@@ -89,11 +89,11 @@ def read_questions(path: Path) -> list[Question]:
     return list(questions.values())
 
 
-def read_answers(path: Path, asked: Collection[str]) -> dict[str, int | None]:
-    """Labels by question id. UserError: a line that is not an answer, an id that was not asked or comes twice with
-    different labels. The message repeats no label."""
+def read_answers(path: Path, asked: Collection[str], whole: bool = False) -> dict[str, int | None]:
+    """Labels by question id; none where there is no file. whole: as in `read_rows`. UserError: a line that is not an
+    answer, an id that was not asked or comes twice with different labels. The message repeats no label."""
     answers: dict[str, int | None] = {}
-    for number, row in read_rows(path):
+    for number, row in read_rows(path, whole) if path.exists() else ():
         add_answer(answers, row, asked, f"{path}, line {number}")
     return answers
 
