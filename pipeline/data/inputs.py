@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.release import Release, read_release
+from private_rlhf.data.release import read_release
 from private_rlhf.data.render import Demonstration, Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
 from private_rlhf.embedded.task import Split
@@ -87,21 +87,15 @@ def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long
         UserError: names the data key, the source and the prompt; with model.too_long: drop, only when all of a
             source's texts are over a limit.
     """
-
-    def check_prompts(prompts: Sequence[Prompt]) -> None:
-        keep_fitting(prompts, renderer, too_long)
-
-    def check_pairs(bundle: Release) -> None:
-        keep_fitting_pairs(bundle.rows, renderer, too_long)
-
+    limits, train, test = (renderer, too_long), released / "release", released / "evaluation"
     checks: list[tuple[str, str, Callable[[], Any]]] = [
-        ("demonstrations", "", lambda: keep_demonstrations(data, released, renderer, too_long)),
-        ("preferences", "", lambda: check_pairs(read_release(released / "release"))),
-        ("prompts", "", lambda: check_prompts(training_prompts(data, released))),
-        ("evaluation_prompts", "", lambda: check_prompts(evaluation_prompts(data, released))),
-        ("preferences", " (evaluation)", lambda: check_pairs(read_release(released / "evaluation"))),
+        ("demonstrations", "", lambda: keep_demonstrations(data, released, *limits)),
+        ("preferences", "", lambda: keep_fitting_pairs(read_release(train).rows, *limits)),
+        ("prompts", "", lambda: keep_fitting(training_prompts(data, released), *limits)),
+        ("evaluation_prompts", "", lambda: keep_fitting(evaluation_prompts(data, released), *limits)),
+        ("preferences", " (evaluation)", lambda: keep_fitting_pairs(read_release(test).rows, *limits)),
     ]
-    has_release = (released / "release").is_dir()  # `--only sft` on other demonstrations does without
+    has_release = train.is_dir()  # `--only sft` on other demonstrations does without
     for key, part, check in checks:
         if not has_release and (key == "preferences" or data.from_release(key)):
             continue

@@ -37,7 +37,7 @@ import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.contained_answers import ContainedAnswers, SearchedRows
 from private_rlhf.data.declared_columns import Options
-from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.data.inputs import rows_of_file
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.letters import Turns, last_question, turns
 from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
@@ -48,7 +48,7 @@ from private_rlhf.embedded import task
 from private_rlhf.embedded.task import Split
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import Text, encode_text
-from private_rlhf.recipe import DataConfig
+from private_rlhf.recipe import BUILT_IN, DataConfig
 from tqdm import tqdm
 
 PAIRS_PER_LOOK = 8192
@@ -99,10 +99,8 @@ def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_rel
     """
     if data.public_labels or data.allow_label_overlap:
         return
-    digests, files = Digests(), {}
-    for key in keys:
-        if not data.built_in(key):
-            files[key] = read_texts(key, getattr(data, key), digests, Options.of(data))
+    digests = Digests()
+    files = {key: read_texts(data, key, digests) for key in keys if not data.built_in(key)}
     if not files:
         return
     pairs = protected_pairs(data, released, new_release)
@@ -111,13 +109,10 @@ def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_rel
             raise UserError(
                 f"data.{key} {getattr(data, key)}: repeats one response, and not equally the other, of "
                 f"{overlap.one_sided} of {overlap.pairs} pairs in data.preferences, so it may tell which was "
-                f"preferred: {_remedy(key)}, or set data.allow_label_overlap: true, which marks the run NOT PRIVATE"
+                "preferred: leave those rows out, give both responses of each pair, "
+                f"use data.{key}: {BUILT_IN[key][1]}, "
+                "or set data.allow_label_overlap: true, which marks the run NOT PRIVATE"
             )
-
-
-def _remedy(key: str) -> str:
-    built_in = {"demonstrations": "release", "prompts": "release", "evaluation_prompts": "evaluation"}[key]
-    return f"leave those rows out, give both responses of each pair, use data.{key}: {built_in}"
 
 
 def protected_pairs(
@@ -269,15 +264,11 @@ class Texts:
         return np.frombuffer(self._found, dtype=np.uint64), np.frombuffer(self._history_of, dtype=np.int64)
 
 
-def read_texts(key: str, source: str, digests: Digests, options: Options | None = None) -> Texts:
+def read_texts(data: DataConfig, key: str, digests: Digests) -> Texts:
     """All rows of the source of demonstrations or of prompts that a recipe names under `key`."""
     texts = Texts(digests)
-    if key == "demonstrations":
-        for row in read_demonstrations(source, None, options):
-            texts.add(row.prompt, row.response)
-    else:
-        for prompt in read_prompts(source, None, options):
-            texts.add(prompt)
+    for row in rows_of_file(data, key):
+        texts.add(*(row if key == "demonstrations" else (row,)))
     return texts
 
 

@@ -45,8 +45,7 @@ class RowCounts:
         if source in OF_RELEASE:
             count = self.pairs(size)
             return None if count is None else count * (2 if source == "release_both" else 1)
-        read = task.load_demonstrations() if source == "embedded" else None
-        rows = read or rows_of_file(self.data, "demonstrations")
+        rows = task.load_demonstrations() if source == "embedded" else rows_of_file(self.data, "demonstrations")
         return sum(1 for _ in islice(rows, size))
 
     def pairs(self, size: int, fraction: float = 0.0) -> int | None:
@@ -62,12 +61,9 @@ class RowCounts:
         source = self.data.preferences
         if self.online or source == "embedded" or (self.new_release and is_hub_id(source)):
             return False
+        pairs: Iterable[Any] = protected_pairs(self.data, self.released, True, ("train",))
         if not self.new_release:
-            pairs: Iterable[Any] = read_release(self.released / "release")
-        elif names_bundle(source):
-            pairs = read_release(Path(source).expanduser())
-        else:
-            pairs = protected_pairs(self.data, self.released, True, ("train",))
+            pairs = read_release(self.released / "release")
         prompts = (prompt_key(pair.prompt) for pair in pairs)
         first = next(prompts, None)
         return first is not None and all(prompt == first for prompt in prompts)
