@@ -78,9 +78,9 @@ class ShingledRows:
     def counted(self, public: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(m,) uint64 shingles but for public prompts', in order, and (m,) int64 their rows. public: (rows,) bool."""
         hashes, rows = np.frombuffer(self._hashes, np.uint64), np.frombuffer(self._rows, np.int64)
-        kept = (rows >= 0) | ~public[np.where(rows < 0, ~rows, 0)] if len(rows) else np.empty(0, dtype=bool)
-        rows = rows[kept]
-        return hashes[kept], np.where(rows < 0, ~rows, rows)
+        owner = np.where(rows < 0, ~rows, rows)
+        kept = (rows >= 0) | ~public[owner]
+        return hashes[kept], owner[kept]
 
     @property
     def known(self) -> np.ndarray:
@@ -136,14 +136,9 @@ class NearCopies:
         kept = both[pair]
         holder[place[kept]] = 2 * pair[kept] + side[kept]
         seen = np.flatnonzero(holder[at] >= 0)
-        owner, row = holder[at[seen]], rows[seen]
-        order = np.lexsort((seen, owner % 2, owner // 2, row))  # by row, pair, side, place in the row
-        owner, row, seen = owner[order], row[order], seen[order]
-        starts = np.flatnonzero(np.append(True, (owner[1:] != owner[:-1]) | (row[1:] != row[:-1])))[: len(owner)]
-        lengths = np.diff(np.append(starts, len(owner)))
-        owner, row, first = owner[starts], row[starts], seen[starts]
-        enough = lengths >= LEAST_FOUND
-        owner, row, first = owner[enough], row[enough], first[enough]
-        together = np.flatnonzero((owner[1:] // 2 == owner[:-1] // 2) & (row[1:] == row[:-1]))
+        owner = rows[seen] * 2 * len(both) + holder[at[seen]]  # a number for each row, pair and side, in this order
+        owner, first, counts = np.unique(owner, return_index=True, return_counts=True)
+        owner, first = owner[counts >= LEAST_FOUND], first[counts >= LEAST_FOUND]
+        together = np.flatnonzero(owner[1:] // 2 == owner[:-1] // 2)
         before = np.where(first[together] < first[together + 1], 1, -1)
-        return np.bincount(owner[together] // 2, weights=before, minlength=len(both)) != 0
+        return np.bincount(owner[together] // 2 % len(both), weights=before, minlength=len(both)) != 0
