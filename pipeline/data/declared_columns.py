@@ -45,7 +45,8 @@ TIE = (
 )
 
 
-_OF_PRIVATIZE = ("labeler_column", "event_column", "corrects_column", "epsilon_column", "epsilon_levels")
+_BESIDE = ("labeler_column", "event_column", "corrects_column", "epsilon_column")
+_OF_PRIVATIZE = (*_BESIDE, "epsilon_levels")
 """Declarations that a recipe makes in section privatize; the others are in section data."""
 
 
@@ -129,15 +130,9 @@ class Options:
             raise UserError(f"{self.key('columns')}: names a column twice; name each once")
         if _RESERVED & set(self.label_columns):
             raise UserError(f"{column}: {self.label_column!r} is a part of the pair; name another column")
-        for key, names in (
-            ("columns", self.columns),
-            ("labeler_column", (self.labeler_column,)),
-            ("event_column", (self.event_column,)),
-            ("corrects_column", (self.corrects_column,)),
-            ("epsilon_column", (self.epsilon_column,)),
-        ):
-            for name in names:
-                if name is not None and (name in _RESERVED or name in self.label_columns):
+        for key in ("columns", *_BESIDE):
+            for name in self.columns if key == "columns" else (getattr(self, key),):
+                if name in _RESERVED or name in self.label_columns:
                     raise UserError(f"{self.key(key)}: {name!r} holds the pair or its label; name another column")
 
     @property
@@ -149,7 +144,7 @@ class Options:
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside the pair and its label."""
-        named = (self.labeler_column, self.event_column, self.corrects_column, self.epsilon_column, *self.columns)
+        named = (*(getattr(self, key) for key in _BESIDE), *self.columns)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def level(self, value: Any) -> int:

@@ -108,7 +108,8 @@ class Layout:
     @property
     def read(self) -> tuple[str, ...]:
         """All columns that are read."""
-        pair = _columns(self.shape, self.options, self.prompt)
+        pair = (self.prompt, *(PAIR if self.options.labels is None else (*RESPONSES, *self.options.label_columns)))
+        pair = pair if self.shape is None else SHAPES[self.shape].columns
         return tuple(dict.fromkeys((*pair, *filter(None, (self.system, self.tools)), *self.options.beside)))
 
     @property
@@ -297,14 +298,6 @@ class Layout:
         if not _name_of(row, str(self.options.event_column)):
             raise RowError(f"corrects an earlier label without a name of its own in {self.options.event_column!r}")
         return True
-
-
-def _columns(shape: str | None, options: Options, prompt: str) -> tuple[str, ...]:
-    """The columns that hold the pair and its label."""
-    if shape is not None:
-        return SHAPES[shape].columns
-    names = PAIR if options.labels is None else (*RESPONSES, *options.label_columns)
-    return (prompt, *names)
 
 
 def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
