@@ -82,7 +82,8 @@ def _check_shards(folder: Path, name: str, files: Sequence[Path]) -> None:
     found = [re.fullmatch(_pattern(name, path), _stem(path)) for path in files]
     numbers = [(each["number"], each["count"]) for each in found if each]
     counts = {count for _, count in numbers}
-    if len({_kind(path) for path in files}) > 1 or len(dict(numbers)) < len(files) or len(counts) > 1:
+    kinds = {path.name.lower().partition(".")[2] for path in files}
+    if len(kinds) > 1 or len(dict(numbers)) < len(files) or len(counts) > 1:
         raise _several(folder, name)
     if (count := numbers[0][1]) and int(count) != len(files):
         there = f"{len(files)} of the {int(count)} shards"
@@ -114,7 +115,3 @@ def _data_files(folder: Path) -> list[Path]:
 
 def _stem(path: Path) -> str:
     return path.name.lower().split(".", 1)[0]
-
-
-def _kind(path: Path) -> str:
-    return path.name.lower().split(".", 1)[1]

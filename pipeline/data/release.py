@@ -460,7 +460,9 @@ def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str
     columns = [batch.column(name) for name in COLUMNS[:3]]
     if _further(columns[0].type) and any(text_array(_read(column), column.type) != column for column in columns):
         return "holds messages in another form than a release"
-    prompt, chosen, rejected = (_encoded(column, kind) for column in columns)
+    if kind != TEXT:
+        columns = [pa.array([encode_text(text).decode() for text in _read(column)], pa.string()) for column in columns]
+    prompt, chosen, rejected = columns
     if pc.any(pc.equal(chosen, rejected)).as_py():
         return "holds a pair of two equal responses"
     ids = record_ids(prompt, chosen, rejected, kind)
@@ -469,11 +471,6 @@ def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str
     if any(ids[:, :4].copy().view(">u4").ravel().astype(np.uint64) >> np.uint64(32 - bits) != shard):
         return "holds rows of another shard"
     return None
-
-
-def _encoded(texts: pa.Array, kind: bytes) -> pa.Array:
-    """Strings, as `encode_text` has them."""
-    return texts if kind == TEXT else pa.array([encode_text(text).decode() for text in _read(texts)], pa.string())
 
 
 def _read(texts: pa.Array) -> list[Any]:

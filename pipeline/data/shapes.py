@@ -301,8 +301,7 @@ _TIED = ("tie", "Tie")
 
 
 def _pku_by(name: str) -> Shape:
-    score: Callable[[Row], Sequence[float]] = lambda row: _chosen(_get(row, name), 2)  # noqa: E731
-    return Shape((*_PKU, name), _two(*_PKU, score), auto=False)
+    return Shape((*_PKU, name), _two(*_PKU, lambda row: _chosen(_get(row, name), 2)), auto=False)
 
 
 SHAPES: dict[str, Shape] = {

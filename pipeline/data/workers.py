@@ -76,17 +76,13 @@ def start_workers(count: int) -> Iterator[Workers]:
         return
     from concurrent.futures import ProcessPoolExecutor
 
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context(_method()), _settle)
+    # A forked worker is there at once, and a new interpreter imports for a second; but a fork copies others' locks.
+    method = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context(method), _settle)
     try:
         yield Workers(pool, count)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _method() -> str:
-    """A forked worker is there at once, a new interpreter takes a second to import everything; but a fork copies locks
-    that other threads hold."""
-    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
 
 
 def default_workers(size: int) -> int:
