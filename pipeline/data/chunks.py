@@ -27,7 +27,6 @@ from private_rlhf.data.sources import (
     Part,
     Row,
     check_line,
-    damaged_parquet,
     is_compressed,
     jsonl_rows,
     open_lines,
@@ -211,15 +210,10 @@ def _parquet_columns(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
     with parquet_file(chunk.path) as file:
         names = [name for name in file.schema_arrow.names if name in layout.wanted]
         groups = list(range(chunk.start, chunk.end))
-        try:
-            for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=names, use_threads=False):
-                table = pa.Table.from_batches([batch])
-                columns = layout.fast_columns(table) if layout.fast else None
-                if columns is None:
-                    columns = layout.row_columns(table_rows([table], number), f"{chunk.name}, {chunk.unit}")
-                yield columns
-                number += len(table)
-        except UnicodeDecodeError:
-            raise UserError(f"{chunk.name}: holds text that is not UTF-8; convert it to UTF-8") from None
-        except (pa.ArrowException, OSError):
-            raise damaged_parquet(chunk.name) from None
+        for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=names, use_threads=False):
+            table = pa.Table.from_batches([batch])
+            columns = layout.fast_columns(table) if layout.fast else None
+            if columns is None:
+                columns = layout.row_columns(table_rows([table], number), f"{chunk.name}, {chunk.unit}")
+            yield columns
+            number += len(table)

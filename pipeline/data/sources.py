@@ -123,8 +123,6 @@ def _open_file(path: Path) -> Part:
         if name.endswith((".arrow", ".feather")):
             with arrow_batches(path) as (names, _):
                 return Part(str(path), "row", tuple(names), partial(_arrow_rows, path), (path,))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except csv.Error:
         raise UserError(f"{path}: the header is not valid CSV; quote fields with double quotes") from None
     raise UserError(f"{path}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
@@ -287,21 +285,25 @@ def _csv_rows(path: Path, header: tuple[str, ...], mark: str, wanted: Sequence[s
             f"{path}, row {number + 1}: is not valid CSV, or has a field of over {csv.field_size_limit()} characters;"
             " quote fields with double quotes, or use JSONL"
         ) from None
+
+
+@contextmanager
+def parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file that is open for reading. UserError if it cannot be read, or not as a whole Parquet file."""
+    damaged = UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again")
+    try:
+        file = pq.ParquetFile(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
-
-
-def parquet_file(path: Path) -> pq.ParquetFile:
-    """Open for reading. UserError if it is no Parquet file."""
-    try:
-        return pq.ParquetFile(path)
     except (pa.ArrowException, UnicodeDecodeError):  # the latter for names of columns
-        raise damaged_parquet(path) from None
-
-
-def damaged_parquet(name: str | Path) -> UserError:
-    """The error of a Parquet file that cannot be read."""
-    return UserError(f"{name}: is not a whole Parquet file (truncated or damaged); copy it again")
+        raise damaged from None
+    try:
+        with file:
+            yield file
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: holds text that is not UTF-8; convert it to UTF-8") from None
+    except (pa.ArrowException, OSError):
+        raise damaged from None
 
 
 def _check_groups(path: Path, metadata: Any) -> None:
@@ -313,14 +315,9 @@ def _check_groups(path: Path, metadata: Any) -> None:
 
 
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    try:
-        with parquet_file(path) as file:
-            columns = _present(path, file.schema_arrow.names, wanted)
-            yield from table_rows(file.iter_batches(batch_size=BATCH_ROWS, columns=columns))
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: holds text that is not UTF-8; convert it to UTF-8") from None
-    except (pa.ArrowException, OSError):
-        raise damaged_parquet(path) from None
+    with parquet_file(path) as file:
+        columns = _present(path, file.schema_arrow.names, wanted)
+        yield from table_rows(file.iter_batches(batch_size=BATCH_ROWS, columns=columns))
 
 
 def _arrow_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
