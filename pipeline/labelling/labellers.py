@@ -391,13 +391,9 @@ def plain(text: Text) -> str:
 def answers_within(budget: float, epsilon: float, draws: Mapping[float, int] = MappingProxyType({})) -> int:
     """Number of answers at ε that a person's budget holds beside `draws`, which are counted by ε. All are taken as they
     were written: .3 holds three answers at .1."""
-    left = Fraction(repr(check_epsilon(budget, "budget"))) - exact_total(draws)
+    spent = sum(count * Fraction(repr(each)) for each, count in draws.items())
+    left = Fraction(repr(check_epsilon(budget, "budget"))) - spent
     return max(0, int(left / Fraction(repr(check_epsilon(epsilon)))))
-
-
-def exact_total(draws: Mapping[float, int]) -> Fraction:
-    """Σ ε of answers that are counted by ε, as they were written."""
-    return sum((count * Fraction(repr(epsilon)) for epsilon, count in draws.items()), Fraction())
 
 
 def mechanism_at(epsilon: AnyEpsilon) -> RandomizedResponse | LevelledResponse:

@@ -168,10 +168,10 @@ class AnswerStore:
         """Closes the file."""
         self._base.close()
 
-    def _one(self, query: str, *values: object) -> Any:
-        """The first row of a query's result; None without one."""
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        """All rows of a query's result."""
         with self._transaction() as base:
-            return base.execute(query, values).fetchone()
+            return base.execute(query, values).fetchall()
 
     @property
     def has_levels(self) -> bool:
@@ -192,44 +192,37 @@ class AnswerStore:
 
     def answers(self) -> dict[str, int | None]:
         """`Labeller.answers`."""
-        with self._transaction() as base:
-            rows = base.execute("SELECT id, answer FROM events WHERE answer IS NOT NULL ORDER BY event")
-            return {id: None if answer == SKIPPED else answer for id, answer in rows}
+        rows = self._rows("SELECT id, answer FROM events WHERE answer IS NOT NULL ORDER BY event")
+        return {id: None if answer == SKIPPED else answer for id, answer in rows}
 
     def epsilons(self) -> dict[str, float]:
         """`Labeller.epsilons`, and those of questions that wait with somebody."""
-        if not self.has_levels:
-            return {}
-        with self._transaction() as base:
-            return dict(base.execute("SELECT id, level FROM events JOIN asked USING (person, record)"))
+        query = "SELECT id, level FROM events JOIN asked USING (person, record)"
+        return dict(self._rows(query)) if self.has_levels else {}
 
     def answer_counts(self) -> dict[str, dict[float, int]]:
         """`Labeller.answer_counts`."""
         counts: dict[str, dict[float, int]] = {}
-        with self._transaction() as base:
-            for person, level, count in base.execute(_COUNTS.format(level=self._level)):
-                counts.setdefault(person, {})[level or self.epsilon] = count
+        for person, level, count in self._rows(_COUNTS.format(level=self._level)):
+            counts.setdefault(person, {})[level or self.epsilon] = count
         return counts
 
     def days(self) -> list[tuple[str, int]]:
         """Numbers of answers by day (UTC), where there were some."""
-        with self._transaction() as base:
-            rows = base.execute("SELECT name, value FROM facts WHERE name LIKE 'answers %'")
-            return [(name.removeprefix("answers "), int(count)) for name, count in rows]
+        rows = self._rows("SELECT name, value FROM facts WHERE name LIKE 'answers %'")
+        return [(name.removeprefix("answers "), int(count)) for name, count in rows]
 
     def agreement(self) -> tuple[float, float, int, int] | None:
         """(ε, other ε, pairs, those whose z agree) of two people each who answered one pair, at the commonest two ε."""
-        return self._one(_SHARED.format(level=self._level if self.has_levels else self.epsilon))
+        return next(iter(self._rows(_SHARED.format(level=self._level if self.has_levels else self.epsilon))), None)
 
     def questions(self) -> list[Question]:
         """All that was asked, in the order of asking."""
-        with self._transaction() as base:
-            rows = base.execute("SELECT question FROM events ORDER BY place")
-            return [Question(**json.loads(text)) for (text,) in rows]
+        return [Question(**json.loads(text)) for (text,) in self._rows("SELECT question FROM events ORDER BY place")]
 
     def asked(self) -> int:
         """Number of questions."""
-        return int(self._one("SELECT COUNT(*) FROM events")[0])
+        return int(self._rows("SELECT COUNT(*) FROM events")[0][0])
 
     # --- the operator's side ---
 
@@ -240,8 +233,8 @@ class AnswerStore:
 
     def url(self) -> str | None:
         """The address that the latest server stored; None before the first one."""
-        row = self._one("SELECT value FROM facts WHERE name = 'url'")
-        return row[0] if row else None
+        rows = self._rows("SELECT value FROM facts WHERE name = 'url'")
+        return rows[0][0] if rows else None
 
     def add_person(self, name: str) -> str:
         """The token of a person's new link, of which only the SHA-256 is kept. The earlier link and its browser end;
@@ -268,8 +261,7 @@ class AnswerStore:
             "SELECT name, COUNT(NULLIF(answer, 0)), COUNT(CASE answer WHEN 0 THEN 1 END), COUNT(event) - COUNT(answer)"
             " FROM people LEFT JOIN events ON events.person = people.name GROUP BY name ORDER BY name"
         )
-        with self._transaction() as base:
-            return [Person(*row) for row in base.execute(counts)]
+        return [Person(*row) for row in self._rows(counts)]
 
     # --- the page's side ---
 
@@ -296,7 +288,7 @@ class AnswerStore:
 
     def level_of(self, person: str) -> float | None:
         """The ε of the questions that the person gets next; None before a choice."""
-        return self._one("SELECT level FROM people WHERE name = ?", person)[0] if self.has_levels else self.epsilon
+        return self._rows("SELECT level FROM people WHERE name = ?", person)[0][0] if self.has_levels else self.epsilon
 
     def open_questions(self, person: str) -> list[tuple[str, Question, float]]:
         """(event, question, ε) of what the person has to answer: at most `AHEAD`, no more than the budget holds, and no

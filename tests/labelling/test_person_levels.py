@@ -217,7 +217,7 @@ def test_the_server_asks_nothing_before_a_choice(anna: Client, store: AnswerStor
         assert anna("POST", "/level", body)[0] in (400, 413)
     assert choose(Client(anna.port, "b" * 64), "0")[0] == 401
     assert anna("GET", "/questions")[1]["questions"] == []
-    (event,) = store._one("SELECT event FROM events WHERE place = 0")
+    ((event,),) = store._rows("SELECT event FROM events WHERE place = 0")
     assert anna.give(event, "+")[0] == 404, "nor takes an answer"
     assert choose(anna, "1") == (200, {"level": "1"})
     asked = anna("GET", "/questions")[1]
