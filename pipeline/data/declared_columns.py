@@ -45,8 +45,9 @@ TIE = (
 )
 
 
-_BESIDE = ("labeler_column", "event_column", "corrects_column", "epsilon_column")
-_OF_PRIVATIZE = (*_BESIDE, "epsilon_levels")
+NAMED_COLUMNS = ("labeler_column", "event_column", "corrects_column", "epsilon_column")
+"""Declarations of one column each, beside the pair and its label."""
+_OF_PRIVATIZE = (*NAMED_COLUMNS, "epsilon_levels")
 """Declarations that a recipe makes in section privatize; the others are in section data."""
 
 
@@ -130,7 +131,7 @@ class Options:
             raise UserError(f"{self.key('columns')}: names a column twice; name each once")
         if _RESERVED & set(self.label_columns):
             raise UserError(f"{column}: {self.label_column!r} is a part of the pair; name another column")
-        for key in ("columns", *_BESIDE):
+        for key in ("columns", *NAMED_COLUMNS):
             for name in self.columns if key == "columns" else (getattr(self, key),):
                 if name in _RESERVED or name in self.label_columns:
                     raise UserError(f"{self.key(key)}: {name!r} holds the pair or its label; name another column")
@@ -144,7 +145,7 @@ class Options:
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside the pair and its label."""
-        named = (*(getattr(self, key) for key in _BESIDE), *self.columns)
+        named = (*(getattr(self, key) for key in NAMED_COLUMNS), *self.columns)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def level(self, value: Any) -> int:

@@ -189,8 +189,7 @@ class Digests:
 
     def of(self, conversation: Turns) -> tuple[int, ...]:
         """All four; 0 for those that it does not have."""
-        parts = (self.whole, self.last, self.alone, self.letters)
-        return tuple(part(conversation) for part in parts)
+        return tuple(part(conversation) for part in (self.whole, self.last, self.alone, self.letters))
 
     def of_pairs(self, pairs: Iterable[Pair]) -> LookedPairs:
         """The digests of each pair, its shingles and its texts."""

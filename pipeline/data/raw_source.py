@@ -19,7 +19,7 @@ from private_rlhf.core.noise import is_public
 from private_rlhf.data import curate
 from private_rlhf.data.chunks import CHUNK_BYTES
 from private_rlhf.data.curate import OpenedSource, Workspace
-from private_rlhf.data.declared_columns import PAIR, Options
+from private_rlhf.data.declared_columns import NAMED_COLUMNS, PAIR, Options
 from private_rlhf.data.engine import gather_events
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
 from private_rlhf.data.render import Renderer
@@ -35,6 +35,8 @@ from private_rlhf.privacy.sorted_runs import KeptRows, id_at
 from private_rlhf.recipe import DataConfig, PrivatizeConfig
 from private_rlhf.recipe.data_section import bare_name, is_hub_id
 
+TOO_FEW = "one usable preference row is too few to hold one out: bring a folder with train and eval files"
+
 
 @dataclass(frozen=True)
 class RawSource:
@@ -47,26 +49,16 @@ class RawSource:
     def open_sources(self) -> list[OpenedSource]:
         """Open the training and the evaluation split of the preferences; only one where a file serves for both."""
         source, settings = self.data.preferences, self.privatize
-        fold = settings.labeler_column is not None and self._folds_names()
-        options = Options.of(
-            self.data,
-            labeler_column=settings.labeler_column,
-            event_column=settings.event_column,
-            corrects_column=settings.corrects_column,
-            epsilon_column=settings.epsilon_column,
-            epsilon_levels=tuple(sorted(settings.epsilon_levels or ())),
-            fold_names=fold,
-        )
+        path, named = settings.key_path, settings.private and settings.labeler_column is not None
+        fold = named and path.exists() and Ledger(load_key(path)).folds_names  # spellings of a name are one person
+        columns = {name: getattr(settings, name) for name in NAMED_COLUMNS}
+        levels = tuple(sorted(settings.epsilon_levels or ()))
+        options = Options.of(self.data, **columns, epsilon_levels=levels, fold_names=fold)
         splits = run_splits(source, self.data.split)
         if source == "embedded":
             seed = self.data.label_seed
             return [OpenedSource.open(source, [embedded_part(split or "train", seed)], options) for split in splits]
         return [OpenedSource.open(source, open_source(source, split), options) for split in splits]
-
-    def _folds_names(self) -> bool:
-        """True if spellings of a labeller's name are one person under the key that the labels go out with."""
-        path = self.privatize.key_path
-        return self.privatize.private and path.exists() and Ledger(load_key(path)).folds_names
 
     def check_input(self, evaluation_labels: str) -> None:
         """Check, before anything is written, the key file's place and permissions and the first rows of every split.
@@ -255,7 +247,7 @@ def split_rows(workspace: Workspace, data: DataConfig, sources: list[OpenedSourc
     train, count = everything, total
     if len(sources) == 1:
         if total < 2:
-            raise too_few()
+            raise UserError(TOO_FEW)
         count = total - held_out(total)
         cut = id_at(everything, survey.bounds, count)
         train, test = replace(everything, high=cut), replace(everything, low=cut)
@@ -272,14 +264,9 @@ def split_rows(workspace: Workspace, data: DataConfig, sources: list[OpenedSourc
         test = replace(test, without=train)
     train_rows, test_rows = gather_events(workspace.pool, [train, test], workspace.key, scratch).rows
     if not train_rows:
-        raise too_few()
+        raise UserError(TOO_FEW)
     if not test_rows:
         raise UserError(
             f"{source}: no evaluation pair is left that is not also a training pair: bring other evaluation rows"
         )
     return Split(train, test, train_rows, test_rows, total, of, max(0, before - test_rows), counts, test_counts)
-
-
-def too_few() -> UserError:
-    """The error of a file that is too small to be divided."""
-    return UserError("one usable preference row is too few to hold one out: bring a folder with train and eval files")

@@ -125,7 +125,8 @@ def _removal(folder: Path, missing: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not _resumable(error):
+        refusal = isinstance(error, UserError) and not isinstance(error, PartMissing)
+        if refusal or (isinstance(error, OSError) and error.errno != errno.ENOSPC):  # the place cannot be written
             _remove(folder)
             for parent in missing:
                 with suppress(OSError):
@@ -163,13 +164,6 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
         raise RunStopped(f"{folder}: holds true labels and could not be removed; remove it")
-
-
-def _resumable(error: BaseException) -> bool:
-    """True if running again may go on from here: not after a refusal or a place that cannot be written."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOSPC
-    return isinstance(error, PartMissing) or not isinstance(error, UserError)
 
 
 def _noted(folder: Path) -> dict[str, Any] | None:
