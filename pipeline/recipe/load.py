@@ -45,12 +45,11 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         *sections, key = dotted.split(".")
         node = result
         for section in sections:
-            child = node.setdefault(section, {})
-            if child is None:
-                child = node[section] = {}
-            if not isinstance(child, dict):
+            if node.get(section) is None:
+                node[section] = {}
+            node = node[section]
+            if not isinstance(node, dict):
                 raise UserError(f"override '{override}': '{section}' is a value, not a section")
-            node = child
         node[key] = value
     return result
 
