@@ -9,13 +9,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 MAX_WORKERS = 8
@@ -74,8 +71,6 @@ def start_workers(count: int) -> Iterator[Workers]:
     if count == 1:
         yield Workers(None, 1)
         return
-    from concurrent.futures import ProcessPoolExecutor
-
     # A forked worker is there at once, and a new interpreter imports for a second; but a fork copies others' locks.
     method = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
     pool = ProcessPoolExecutor(count, multiprocessing.get_context(method), _settle)
