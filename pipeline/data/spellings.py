@@ -86,12 +86,15 @@ def _add_tail(
     codes: npt.NDArray[np.uint32], data: Bytes, end: Places, length: Places, sums: Words, found: npt.NDArray[np.uint8]
 ) -> tuple[Words, npt.NDArray[np.uint8]]:
     """The sums and counts with the last letters before `end`, up to `TAIL_LETTERS` in all."""
-    for back in range(1, TAIL_BYTES + 1):
-        some = np.flatnonzero((found < TAIL_LETTERS) & (length >= back))
-        code = codes[data[end[some] - back]]
-        some, code = some[code != 0], code[code != 0]
-        sums[some] = sums[some] * np.uint32(131) + code
-        found[some] += 1
+    for first in range(1, TAIL_BYTES, 4):
+        some = np.flatnonzero((found < TAIL_LETTERS) & (length >= first))
+        ends, lengths, words, counts = end[some], length[some], sums[some], found[some]
+        for back in range(first, first + 4):
+            code = codes[data[ends - back]]  # inside: a header comes before every text
+            take = (code != 0) & (lengths >= back) & (counts < TAIL_LETTERS)
+            words = np.where(take, words * np.uint32(131) + code, words)
+            counts = counts + take
+        sums[some], found[some] = words, counts
     return sums, found
 
 
