@@ -12,11 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from subprocess import CalledProcessError
 from typing import Annotated, Any
 
 import typer
-from private_rlhf import launcher
 from private_rlhf.commands import account, label, ledger_command
 from private_rlhf.commands.compare import compare, sample
 from private_rlhf.commands.design import design
@@ -31,17 +29,9 @@ from private_rlhf.commands.validate import validate
 from private_rlhf.core.environment import calm_bars, extra_of, remedy, wait_briefly
 from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line, print_lines
 from private_rlhf.core.outputs import json_with, output_file, output_folder
-from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.world import declared_world, join_world, wait_for_first
-from private_rlhf.data.curate import Request, release_step
-from private_rlhf.data.declared_columns import Options, parse_labels, parse_levels
-from private_rlhf.data.source_summary import HEAD_ROWS, summary_of
+from private_rlhf.core.world import wait_for_first
 from private_rlhf.launcher import Launcher, planned_world, report
-from private_rlhf.privacy.keys import named_or_default
-from private_rlhf.privacy.ledger import Budget
-from private_rlhf.recipe import Recipe, load_recipe
-from private_rlhf.recipe.load import dump_yaml
-from private_rlhf.stages.declarations import NAMES, STAGES, stages_of
+from private_rlhf.stages.declarations import NAMES, STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset(
@@ -113,6 +103,8 @@ def run(
 ) -> None:
     """Run a recipe: stages that are up to date are skipped, an interrupted one resumes."""
     from private_rlhf import runner
+    from private_rlhf.core.rundir import RunDir
+    from private_rlhf.core.world import declared_world
 
     planned = planned_world(processes)
     recipe = _recipe(config, data, overrides, accept_reward)
@@ -144,6 +136,10 @@ def launch(
     arguments: Annotated[list[str], typer.Argument(help="[options of accelerate] -m MODULE [options of the module]")],
 ) -> None:
     """Run a stage's module under `accelerate launch`, with its options; an error is one line."""
+    from subprocess import CalledProcessError
+
+    from private_rlhf import launcher
+
     try:
         launcher.launch(arguments, {})
     except CalledProcessError as error:
@@ -197,12 +193,16 @@ def verify_run(
 @app.command("print-config")
 def print_config(config: Config, data: Data = None, overrides: Overrides = None) -> None:
     """Print the resolved recipe, every key written out."""
+    from private_rlhf.recipe.load import dump_yaml
+
     print_lines(dump_yaml(_recipe(config, data, overrides)), end="")
 
 
 @app.command()
 def stages(config: Config, overrides: Overrides = None) -> None:
     """Print the stages of a recipe in order: `launched` ones take several processes, the others are `alone`."""
+    from private_rlhf.stages.declarations import stages_of
+
     for stage in stages_of(_recipe(config, None, overrides)):
         print_lines(f"{stage.name} {'launched' if stage.launched else 'alone'}")
 
@@ -264,6 +264,12 @@ def privatize(
         return
     if budget_per is not None and budget is None:
         raise UserError("--budget-per needs --budget")
+    from private_rlhf.data.curate import Request, release_step
+    from private_rlhf.data.declared_columns import Options, parse_labels, parse_levels
+    from private_rlhf.data.source_summary import HEAD_ROWS, summary_of
+    from private_rlhf.privacy.keys import named_or_default
+    from private_rlhf.privacy.ledger import Budget
+
     one = {"--epsilon": epsilon} if epsilon_column is None else {"--epsilon-levels": epsilon_levels}
     rows, output, _ = all_given("privatize", {"--data": data, "--output": output, **one})
     key_file = named_or_default(key)
@@ -417,6 +423,9 @@ def _fail(program: str, message: str, code: int) -> int:
 
 
 def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, accept_reward: bool = False) -> Any:
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
+
     extra = [f"data.preferences={data}"] if data is not None else []
     extra += ["reward.accept_coin=true"] if accept_reward else []
     return load_recipe(Recipe, config, [*extra, *(overrides or [])])
@@ -424,6 +433,8 @@ def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, acc
 
 def _show(run: Any) -> None:
     """Print what a run with a report did, in six lines, once."""
+    from private_rlhf.core.world import join_world
+
     folder = run.stage("report")
     if join_world().main and (folder / "card.json").is_file():
         from private_rlhf.report.run_card import privacy_status
@@ -439,6 +450,7 @@ def _stage(
     accept_reward: bool = False,
 ) -> None:  # fmt: skip
     from private_rlhf import runner
+    from private_rlhf.core.rundir import RunDir
 
     recipe = _recipe(config, data, overrides, accept_reward)
     runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name), accept_code)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from private_rlhf.accounting import people
-from private_rlhf.accounting.epsilon_delta import Guarantee, OutsideAssumptions
 from private_rlhf.commands.options import refuse_moved
 from private_rlhf.core.errors import UserError, print_lines
+
+if TYPE_CHECKING:
+    from private_rlhf.accounting.epsilon_delta import Guarantee
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,7 +32,9 @@ def randomized_response(
     as_json: AsJson = True,
 ) -> None:
     """All labels of one person under randomised response."""
-    print_guarantee(people.randomized_response, epsilon, labels_per_person, target_delta)
+    from private_rlhf.accounting.people import randomized_response as accountant
+
+    print_guarantee(accountant, epsilon, labels_per_person, target_delta)
 
 
 @app.command()
@@ -43,6 +46,8 @@ def person(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Print a table of answers per person and their ε within a budget, the best marked; or what answers cost (JSON)."""
+    from private_rlhf.accounting import people
+
     if given:
         print_guarantee(people.at_levels, _by_level(given), target_delta)
         return
@@ -67,6 +72,8 @@ def _by_level(text: str) -> list[tuple[float, int]]:
 
 def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: Any) -> Guarantee:
     """The accountant's guarantee; its refusals name the flag. UserError."""
+    from private_rlhf.accounting.epsilon_delta import OutsideAssumptions
+
     try:
         return accountant(*values, **options)
     except OutsideAssumptions as refusal:

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core import atomic
 from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.outputs import begins_with, output_file
-from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.world import join_world
-from private_rlhf.evaluation.truths import truth_name
-from private_rlhf.recipe import EvaluateConfig, Recipe, load_recipe
 
 if TYPE_CHECKING:
     from private_rlhf.evaluation.runs import Run
@@ -42,6 +37,7 @@ def compare(
         check_installed("report")
         output = output_file(output, "--output", rewrites=begins_with(PAGE), inputs=runs, force=force)
         figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), force=force)
+    from private_rlhf.core import atomic
     from private_rlhf.evaluation.runs import compare_runs, utility_by_epsilon
 
     finished = [read_run(folder) for folder in runs]
@@ -59,7 +55,11 @@ def compare(
 
 def read_run(folder: Path) -> Run:
     """A run whose evaluation is complete. UserError otherwise."""
+    from private_rlhf.core.rundir import RunDir
     from private_rlhf.evaluation.runs import Run, read_rows
+    from private_rlhf.evaluation.truths import truth_name
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
 
     run = RunDir(folder)
     run.require("evaluate")
@@ -102,6 +102,9 @@ def sample(
 def servers_of(config: Path, policy: Path) -> tuple[dict[str, Any], Path | None]:
     """Arguments of `sample_text` by which a recipe's servers draw for `policy`, RUN/STAGE/model, and the folder that
     then has its adapter; nothing where the recipe has no servers."""
+    from private_rlhf.recipe import EvaluateConfig, Recipe
+    from private_rlhf.recipe.load import load_recipe
+
     recipe = load_recipe(Recipe, config)
     stage, at_reference = policy.parent, policy.parent.name == "sft"
     if recipe.rollout is None:
@@ -110,6 +113,7 @@ def servers_of(config: Path, policy: Path) -> tuple[dict[str, Any], Path | None]
     settings = replace(recipe.rollout, folder=folder)
 
     def connection(model: Any, renderer: Any) -> Any:
+        from private_rlhf.core.world import join_world
         from private_rlhf.lm.distributed import make_accelerator
         from private_rlhf.lm.models import load_causal_lm
         from private_rlhf.lm.saving import ADAPTER

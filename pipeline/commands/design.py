@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core import atomic
 from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import LabelNoise, check_epsilon
 from private_rlhf.core.noise_levels import mean_factor
 from private_rlhf.core.outputs import begins_with, output_file
-from private_rlhf.data.release import read_release
 from private_rlhf.privacy.mechanism import LevelledResponse
-from private_rlhf.privacy.person import split_budget
-from private_rlhf.recipe import EvaluateConfig, ModelConfig, RewardConfig
 
 if TYPE_CHECKING:
     from private_rlhf.evaluation.forecast import Answers, Forecast, Terms
@@ -69,6 +65,7 @@ def design(
             raise UserError(f"--output must be a Markdown page, got {output}: its figure is the .svg beside it")
         output = output_file(output, "--output", rewrites=begins_with(PAGE), force=force)
         figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), force=force)
+    from private_rlhf.core import atomic
     from private_rlhf.evaluation.forecast import DELTA, Answers, Forecast, central_worth, forecasts, margin_scale
     from private_rlhf.report.plots import retained_curve, svg_file
 
@@ -94,6 +91,8 @@ def design(
 
 def terms(answers: int, epsilon: float | None, budget: float | None, mix: str | None = None) -> tuple[int, Terms]:
     """(answers of a person that are asked, ε of each). UserError unless one of the three amounts is given."""
+    from private_rlhf.privacy.person import split_budget
+
     if (epsilon, budget, mix).count(None) != 2:
         raise UserError("--epsilon (of an answer), --budget (of a person's answers) or --mix must be given: give one")
     if mix is not None:
@@ -118,10 +117,12 @@ def shares_of(text: str) -> tuple[tuple[float, float], ...]:
 def draw(policy: str | None, prompts: str, pilot: Path | None = None, rewards: int = 0) -> tuple[Answers, list[float]]:
     """8 answers of a checkpoint to each of at most 200 prompts, in the features that a reward head would read, and what
     `pilot_scales` reads there; without a checkpoint those of SmolLM2, and normal answers with the pilot's moments."""
+    from private_rlhf.data.release import read_release
     from private_rlhf.evaluation import checkpoint_comparison as checkpoints
     from private_rlhf.evaluation.forecast import Answers, pilot_scales
     from private_rlhf.lm import base_models, model_folders, models
     from private_rlhf.online.pool import Candidates, CandidateSampler, candidate_basis, candidate_key
+    from private_rlhf.recipe import EvaluateConfig, ModelConfig, RewardConfig
     from private_rlhf.reward_models.backbone import load_backbone
     from private_rlhf.reward_models.model import RewardModel
     from private_rlhf.reward_models.pairs import rendered_pairs

@@ -12,9 +12,6 @@ import typer
 from private_rlhf.core.environment import EXTRAS, environment, remedy
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.user import default_key
-from private_rlhf.core.world import device_type
-from private_rlhf.privacy.keys import load_key, state_folder
-from private_rlhf.privacy.ledger import Ledger
 
 GIB = 2.0**30
 MEMORY_GIB, DISK_GIB = 5.0, 2.0
@@ -53,6 +50,7 @@ def _machine() -> list[Finding]:
 
 def _numerics(accelerators: list[str]) -> list[Finding]:
     import torch
+    from private_rlhf.core.world import device_type
     from private_rlhf.lm.numerics import fast_dtype
 
     device, cores = device_type(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -68,6 +66,9 @@ def _numerics(accelerators: list[str]) -> list[Finding]:
 
 
 def _key() -> Finding:
+    from private_rlhf.privacy.keys import load_key, state_folder
+    from private_rlhf.privacy.ledger import Ledger
+
     path = default_key()
     if not path.exists() and not state_folder(path).exists():
         return Finding("key", f"{path} is made by the first run or `private-rlhf keygen`")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from private_rlhf.core.errors import UserError, print_lines
-from private_rlhf.data.declared_columns import Options, parse_labels
-from private_rlhf.data.raw_source import RawSource
-from private_rlhf.data.render import Renderer, make_renderer
-from private_rlhf.data.source_summary import summary_of
-from private_rlhf.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from private_rlhf.data.raw_source import RawSource
+    from private_rlhf.data.render import Renderer
+    from private_rlhf.recipe import Recipe
 
 
 def inspect(
@@ -25,6 +25,11 @@ def inspect(
     overrides: Annotated[list[str] | None, typer.Argument(help="With --config: section.key=value")] = None,
 ) -> None:
     """Show rows, columns, what is left out and why, lengths, and two rows as the model sees them; no label."""
+    from private_rlhf.data.declared_columns import Options, parse_labels
+    from private_rlhf.data.source_summary import summary_of
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
+
     if config is not None:
         stated = {"--split": split, "--format": shape, "--label-column": label_column, "--labels": labels}
         stated |= {"--labeler-column": labeler_column}
@@ -49,11 +54,14 @@ def head_lines(recipe: Recipe) -> list[str]:
 
 
 def _source(recipe: Recipe) -> RawSource:
+    from private_rlhf.data.raw_source import RawSource
+
     return RawSource(recipe.data, recipe.privatize, Path("runs") / recipe.name)
 
 
 def _renderer(recipe: Recipe) -> Renderer:
     """By the recipe's model, which is made or fetched for it."""
+    from private_rlhf.data.render import make_renderer
     from private_rlhf.lm.base_models import base_checkpoint
     from private_rlhf.lm.models import load_tokenizer
 

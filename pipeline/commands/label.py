@@ -9,12 +9,9 @@ from typing import Annotated
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core.atomic import sweep_temporaries
 from private_rlhf.core.documents import DocumentError, read_text
 from private_rlhf.core.errors import UserError, one_line, print_lines
-from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.outputs import all_lines_in, output_file, output_folder
-from private_rlhf.data.declared_columns import parse_levels
 from private_rlhf.labelling.address import host_names
 
 app = typer.Typer(no_args_is_help=True, help="A labelling page that randomises every answer before it leaves it.")
@@ -45,6 +42,7 @@ def serve(
     guidelines: Annotated[Path | None, typer.Option("--guidelines", help="Markdown that people may unfold.")] = None,
 ) -> None:
     """Serve the page, and take private answers in, until stopped."""
+    from private_rlhf.data.declared_columns import parse_levels
     from private_rlhf.labelling.questions import read_questions
     from private_rlhf.labelling.server import LabelServer
     from private_rlhf.labelling.store import AnswerStore
@@ -155,6 +153,7 @@ def export(
     force: Force = False,
 ) -> None:
     """Write the private answers so far as a release bundle, as JSON lines, or both."""
+    from private_rlhf.core.atomic import sweep_temporaries
     from private_rlhf.labelling.questions import answer_lines, write_answers
     from private_rlhf.labelling.tasks import export_bundle, open_answers
     from private_rlhf.privacy.card import totals_sentence
@@ -186,6 +185,7 @@ def label_filter(
     keep: Annotated[str, typer.Option("--keep", help="Further fields to pass through, comma-separated.")] = "",
 ) -> None:
     """Local mode: randomise labels on their way from stdin to stdout, JSON lines, once per event."""
+    from private_rlhf.core.noise import LabelNoise
     from private_rlhf.privacy.local import filter_stdin
 
     if epsilon > 0 and (warning := LabelNoise.of(epsilon).warning):

@@ -6,19 +6,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import MOST_NAME, one_line, print_lines
-from private_rlhf.core.noise_levels import levels_text
 from private_rlhf.core.outputs import json_with, output_file
 from private_rlhf.core.user import default_key
-from private_rlhf.privacy.keys import PrivacyKey, load_key, named_or_default, state_folder
-from private_rlhf.privacy.keys import keygen as make_key
-from private_rlhf.privacy.ledger import Ledger
-from private_rlhf.privacy.signatures import public_key
+
+if TYPE_CHECKING:
+    from private_rlhf.privacy.keys import PrivacyKey
+
 
 KINDS = {"counts": " (noisy counts)", "sum": " (noisy sum)"}  # said of a release in the table
 
@@ -32,6 +30,9 @@ Key = Annotated[
 @app.command()
 def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the releases, the totals and the budgets."""
+    from private_rlhf.privacy.ledger import Ledger
+    from private_rlhf.privacy.signatures import public_key
+
     holder = _holder(key)
     facts = Ledger.open(holder).show() | {"public_key": public_key(holder)}
     print_lines(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))
@@ -40,6 +41,8 @@ def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="
 @app.command()
 def verify(key: Key = None) -> None:
     """Check the ledger and its data for damage and edits: one line per problem and exit code 1, or exit code 0."""
+    from private_rlhf.privacy.ledger import Ledger
+
     problems = Ledger(_holder(key)).verify()
     for problem in problems:
         print_lines(problem)
@@ -54,6 +57,8 @@ IKnow = Annotated[float, typer.Option("--i-know", help="Sum of the ε released t
 @app.command()
 def init(i_know: IKnow, key: Key = None) -> None:
     """Begin a ledger for a key that has none; what was released before is charged in full, for every event."""
+    from private_rlhf.privacy.ledger import Ledger
+
     holder = _holder(key)
     Ledger.begin(holder, i_know)
     print_lines(f"a ledger begins in {holder.state.folder}; ε = {i_know:g} is charged to every event for earlier ones")
@@ -66,6 +71,8 @@ def restore(
     key: Key = None,
 ) -> None:
     """Put a backup of the state folder back; what was released since is charged in full, for every event."""
+    from private_rlhf.privacy.ledger import Ledger
+
     holder = _holder(key)
     Ledger.restore(holder, source.expanduser(), i_know)
     print_lines(f"restored to {holder.state.folder}; ε = {i_know:g} is charged to every event for later ones")
@@ -78,6 +85,9 @@ def export(
     force: Force = False,
 ) -> None:
     """Write what `show` prints to a file; it holds neither tags nor labels."""
+    from private_rlhf.core.atomic import write_json
+    from private_rlhf.privacy.ledger import Ledger
+
     facts = json_with("key", "epsilon_total", "releases", "budgets")
     place = output_file(output, "--output", rewrites=facts, force=force)
     write_json(place, Ledger.open(_holder(key)).show(), mode=0o600)
@@ -86,6 +96,8 @@ def export(
 
 def as_text(facts: Mapping[str, Any]) -> str:
     """The facts of `Ledger.show` for reading: totals, budgets, and a table of the releases."""
+    from private_rlhf.core.noise_levels import levels_text
+
     labelers = facts["labelers"]
     limits = [f"ε = {limit:g} per {kind}" for kind, limit in facts["budgets"].items() if limit is not None]
     lines = [
@@ -123,6 +135,8 @@ def as_text(facts: Mapping[str, Any]) -> str:
 
 
 def _holder(key: Path | None) -> PrivacyKey:
+    from private_rlhf.privacy.keys import load_key, named_or_default
+
     return load_key(named_or_default(key))
 
 
@@ -132,6 +146,9 @@ def keygen(
     ] = None,
 ) -> None:
     """Make the owner's secret key: your own, which every command uses by default, or another one."""
+    from private_rlhf.privacy.keys import keygen as make_key
+    from private_rlhf.privacy.keys import state_folder
+
     place = default_key() if output is None else output_file(output, "--output", secret=True)
     key = make_key(place)
     print_lines(f"new key in {key}: keep it secret and outside every run directory")

@@ -9,12 +9,8 @@ from typing import Annotated, Any
 
 import typer
 from private_rlhf.commands.options import Force
-from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.outputs import json_with, output_file
-from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.world import declared_world
-from private_rlhf.recipe import Recipe, load_recipe
 
 
 def plan(
@@ -33,7 +29,12 @@ def plan(
 ) -> None:
     """Estimate the peak memory of every stage; refuse what cannot fit."""
     from private_rlhf.commands.memory import GIB, Machine, estimate, this_machine
+    from private_rlhf.core import atomic
+    from private_rlhf.core.rundir import RunDir
+    from private_rlhf.core.world import declared_world
     from private_rlhf.lm.numerics import resolve_dtype
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
 
     if (gpus is None) != (gpu_memory is None):
         raise UserError("--gpus and --gpu-memory go together: give both, or neither for this machine")

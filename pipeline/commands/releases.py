@@ -9,9 +9,6 @@ import typer
 from private_rlhf.commands.options import Force
 from private_rlhf.core.errors import print_lines
 from private_rlhf.core.outputs import output_file
-from private_rlhf.data.curate import Request as Release
-from private_rlhf.data.curate import privatize_source
-from private_rlhf.privacy.guarantee import who_is_trusted
 
 
 def verify_release(
@@ -24,6 +21,7 @@ def verify_release(
     """Read every row of a bundle, write its files again from them, compare, and check manifest and signature."""
     from private_rlhf.data.verify import verify_release as verify
     from private_rlhf.privacy.card import totals_sentence
+    from private_rlhf.privacy.guarantee import who_is_trusted
 
     verified = verify(bundle, signer, as_published)
     release, total, copied = verified.release, verified.record_epsilon, verified.copied
@@ -59,6 +57,8 @@ def attack(
     """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
     from private_rlhf.audit.command import RESULT, Request
     from private_rlhf.audit.command import attack as run_attack
+    from private_rlhf.data.curate import Request as Release
+    from private_rlhf.data.curate import privatize_source
 
     def release(data: str, output: Path, epsilon: float, key_file: Path) -> str:
         return privatize_source(Release(data, output, epsilon, key_file))

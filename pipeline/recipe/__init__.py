@@ -3,7 +3,7 @@
 # ruff: noqa: F401 (the names of the sections, for import from here)
 from private_rlhf.recipe.data_section import BUILT_IN, OF_RELEASE, SUFFIXES, DataConfig, ModelConfig, is_hub_id
 from private_rlhf.recipe.evaluate_section import LOOPBACK, EvaluateConfig, JudgeSettings
-from private_rlhf.recipe.load import STRICT, load_recipe
+from private_rlhf.recipe.load import STRICT
 from private_rlhf.recipe.online_section import CrowdSettings, OnlineConfig
 from private_rlhf.recipe.ppo_section import ExtraRewardSettings, PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
