@@ -90,7 +90,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def read_answers(path: Path, asked: Collection[str], whole: bool = False) -> dict[str, int | None]:
-    """Labels by question id; none where there is no file. whole: as in `read_rows`. UserError: a line that is not an
+    """Labels by question id; empty where the file does not exist. whole: of `read_rows`. UserError: a line that is no
     answer, an id that was not asked or comes twice with different labels. The message repeats no label."""
     answers: dict[str, int | None] = {}
     for number, row in read_rows(path, whole) if path.exists() else ():

@@ -204,7 +204,7 @@ class Training:
         self._save()
 
     def _measure_others(self) -> None:
-        """Scores of the other stages' answers to the prompts that are learnt from."""
+        """Scores of the answers of `others` to the prompts that are learnt from."""
         ids = self.trainer.renderer.prompt_ids
         prompts = {tuple(ids(prompt)): prompt for prompt in self.trainer.prompts}
         for name, others in self.others.items():

@@ -137,20 +137,25 @@ def training(problem: Problem, folder: Path, **settings: Any) -> Training:
     return Training(learner.trainer, learner, learner.settings, replay, folder / "checkpoints", ["5 6 7 2"], {})
 
 
-@pytest.mark.parametrize("kill", [2, 5, 9])
+@pytest.mark.parametrize(("kill", "released"), [(2, 0), (5, 0), (9, 0), (5, 8), (9, 8)])
 def test_killed_and_resumed_ends_at_the_same_bits(
-    problem: Problem, trainable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: int
+    problem: Problem, trainable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: int, released: int
 ) -> None:
-    """In the first round, after its last step and in the second; 4 + 6 steps, checkpoints at 0, 4, 8 and 10."""
+    """In the first round, after its last step and in the second; 4 + 6 steps, checkpoints at 0, 4, 8 and 10. With eight
+    released answers 6 + 8.
+    """
     problem.prompts = ["3 4", "4 3"]
     for response in problem.responses:
         text = problem.renderer.text(response)
         problem.rewards["4 3", text] = -problem.rewards["3 4", text]
     settings = {"rounds": 1, "passes": 2}
+    others = {RELEASE: Answers.unscored([[3, 4]] * released, problem.responses[:released], 0)}
     whole = training(problem, tmp_path / "whole", **settings)
+    whole.others = others
     whole.resume()
     whole.train()
-    assert [entry["step"] for entry in whole.history] == [0, 4, 8, 10]
+    assert [entry["step"] for entry in whole.history] == ([0, 4, 6, 8, 12, 14] if released else [0, 4, 8, 10])
+    assert len(whole.answers.read(RELEASE)) == released
     assert (len(whole.answers.read(REFERENCE)), len(whole.answers.read("gvpo"))) == (16, 8)
 
     stopped = training(problem, tmp_path / "killed", **settings)
@@ -163,11 +168,13 @@ def test_killed_and_resumed_ends_at_the_same_bits(
         return step(self, *arguments)
 
     monkeypatch.setattr(AnswerLearner, "step", stop)
+    stopped.others = others
     stopped.resume()
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     monkeypatch.undo()
     resumed = training(problem, tmp_path / "killed", **settings)
+    resumed.others = others
     resumed.resume()
     resumed.train()
     assert resumed.history == whole.history
