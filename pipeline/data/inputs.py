@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.release import read_release
+from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.data.render import Demonstration, Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
 from private_rlhf.embedded.task import Split
@@ -60,6 +60,27 @@ def training_prompts(data: DataConfig, released: Path) -> list[Prompt]:
 def evaluation_prompts(data: DataConfig, released: Path) -> list[Prompt]:
     """Distinct held-out prompts that data.evaluation_prompts names, in a fixed order."""
     return _prompts(data, "evaluation_prompts", "eval", released)
+
+
+def released_answers(
+    pairs: Iterable[ReleasedPair], renderer: Renderer, prompts: Sequence[Prompt], count: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of prompts and answers: up to `count` different answers of the released pairs to each of these prompts,
+    of those that a policy could draw. Which ones they are depends on the texts and on no label. UserError: none is.
+    """
+    by_prompt: dict[str, list[Any]] = {prompt_key(prompt): [] for prompt in prompts}
+    for pair in pairs:
+        by_prompt.get(prompt_key(pair.prompt), []).extend((pair.chosen, pair.rejected))
+    rows: list[tuple[list[int], list[int]]] = []
+    for prompt in prompts:
+        ids = [renderer.learnt_ids(each) for each in in_own_order(distinct(by_prompt[prompt_key(prompt)]))]
+        drawable = [each for each in ids if min(each) >= 0 and len(each) <= renderer.max_response_tokens]
+        rows += [(renderer.prompt_ids(prompt), each) for each in drawable[:count]]
+    if not rows:
+        limit = f"model.max_response_tokens = {renderer.max_response_tokens}"
+        rule = f"0 where no released answer to the training prompts is within {limit}"
+        raise UserError(f"gvpo.released_answers must be {rule}, got {count}: raise the limit or set it to 0")
+    return [prompt for prompt, _ in rows], [answer for _, answer in rows]
 
 
 def _prompts(data: DataConfig, key: str, split: Split, released: Path) -> list[Prompt]:
@@ -128,9 +149,6 @@ def input_digest(key: str, data: DataConfig) -> str:
 
     The parsed prompts or demonstrations are hashed, in the order in which stages read them, never the file: prompts may
     be read from a preference file, and an unkeyed digest of its bytes would let anyone test guesses of its labels.
-
-    Args:
-        key: `demonstrations`, `prompts` or `evaluation_prompts`.
     """
     source: str = getattr(data, key)
     if data.built_in(key) or not Path(source).expanduser().exists():

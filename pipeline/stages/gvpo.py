@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.core.errors import UserError
-from private_rlhf.data.inputs import distinct, in_own_order
-from private_rlhf.data.release import ReleasedPair, read_release
-from private_rlhf.data.render import Prompt, Renderer, Response, prompt_key
+from private_rlhf.data.inputs import released_answers
+from private_rlhf.data.release import read_release
+from private_rlhf.data.render import Prompt
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.saving import keep_adapter, save_policy
@@ -60,7 +59,7 @@ def run(context: StageContext) -> dict[str, Any]:
     stored = {"online": on_prompts.replay_of(context, "online").read()}
     if settings.released_answers:
         release = read_release(context.run.released / "release")
-        stored[RELEASE] = released_answers(release, renderer, prompts, settings.released_answers)
+        stored[RELEASE] = Answers.unscored(*released_answers(release, renderer, prompts, settings.released_answers), 0)
     training = Training(trainer, learner, settings, replay, context.checkpoints, held_out, stored)
     with on_prompts.stopping_cleanly(context):
         training.resume()
@@ -96,29 +95,6 @@ def run(context: StageContext) -> dict[str, Any]:
         "summary": f"{training.drawn} answers{also} to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, "
         f"J of r̂ on {len(held_out)} held-out prompts {gain:+.2f} ± {error:.2f}, KL {history[best]['kl']:.2f} nats",
     }
-
-
-def released_answers(
-    pairs: Iterable[ReleasedPair], renderer: Renderer, prompts: Sequence[Prompt], count: int
-) -> Answers:
-    """Up to `count` different answers of the released pairs to each of these prompts, of those that the policy could
-    draw: one message within its limit of tokens. Which ones they are depends on the texts and on no label.
-
-    UserError: there is none.
-    """
-    by_prompt: dict[str, list[Response]] = {prompt_key(prompt): [] for prompt in prompts}
-    for pair in pairs:
-        by_prompt.get(prompt_key(pair.prompt), []).extend((pair.chosen, pair.rejected))
-    rows: list[tuple[list[int], list[int]]] = []
-    for prompt in prompts:
-        ids = [renderer.learnt_ids(each) for each in in_own_order(distinct(by_prompt[prompt_key(prompt)]))]
-        drawable = [each for each in ids if min(each) >= 0 and len(each) <= renderer.max_response_tokens]
-        rows += [(renderer.prompt_ids(prompt), each) for each in drawable[:count]]
-    if not rows:
-        limit = f"model.max_response_tokens = {renderer.max_response_tokens}"
-        rule = f"0 where no released answer to the training prompts is within {limit}"
-        raise UserError(f"gvpo.released_answers must be {rule}, got {count}: raise the limit or set it to 0")
-    return Answers.unscored([prompt for prompt, _ in rows], [answer for _, answer in rows], 0)
 
 
 def trainer_settings(recipe: Recipe) -> PpoConfig:

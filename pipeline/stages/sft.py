@@ -14,6 +14,7 @@ from datasets import Dataset
 from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
+from private_rlhf.data.release import read_release
 from private_rlhf.data.render import Demonstration, Renderer, left_out, make_renderer, text_count
 from private_rlhf.lm import base_models, hf_trainer
 from private_rlhf.lm.hf_trainer import RowSftTrainer
@@ -41,6 +42,10 @@ def run(context: StageContext) -> dict[str, Any]:
     base_models.check_tokens(tokenizer, config, recipe.model.source)
     renderer = make_renderer(recipe.model, tokenizer)
     inputs.check_lengths(recipe.data, context.run.released, renderer, recipe.model.too_long)
+    release = context.run.released / "release"
+    if recipe.aligner == "gvpo" and recipe.gvpo.released_answers and release.is_dir():  # before two stages are paid for
+        prompts = inputs.training_prompts(recipe.data, context.run.released)
+        inputs.released_answers(read_release(release), renderer, prompts, recipe.gvpo.released_answers)
     demonstrations, dropped = inputs.keep_demonstrations(
         recipe.data, context.run.released, renderer, recipe.model.too_long
     )

@@ -240,7 +240,7 @@ def test_broken_checkpoints_are_named(
 def test_a_prompt_over_the_limit_is_named_before_training(
     finished_run: Path, workspace: Workspace, tmp_path: Path, capsys: Capture
 ) -> None:
-    """In the prompts of the last stage; sft has not started to train."""
+    """In the prompts of the last stage, or prompts without a released answer; sft has not started to train."""
     run = tmp_path / "run"
     shutil.copytree(finished_run / "privatize", run / "privatize")
     shutil.copy(finished_run / "recipe.yaml", run)
@@ -250,4 +250,10 @@ def test_a_prompt_over_the_limit_is_named_before_training(
     assert f"data.evaluation_prompts={prompts}" in line
     assert "over model.max_prompt_tokens = 96" in line
     assert "raise the limit or set model.too_long: drop" in line
+    assert not (run / "checkpoints" / "sft" / "checkpoint-4").exists()
+
+    prompts.write_text(json.dumps({"prompt": "Which word did nobody ask for?"}) + "\n")
+    keys = (f"data.prompts={prompts}", "aligner=gvpo", "gvpo.released_answers=2")
+    line = refused(run, workspace, capsys, "--only", "sft", *keys)
+    assert "gvpo.released_answers must be 0 where no released answer to the training prompts is within" in line
     assert not (run / "checkpoints" / "sft" / "checkpoint-4").exists()

@@ -11,13 +11,14 @@ import pytest
 import torch
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.world import World
+from private_rlhf.data.inputs import released_answers
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.recipe import GvpoConfig
 from private_rlhf.rl import resume_state
 from private_rlhf.rl.answer_learner import AnswerLearner, best_step, group_steps, held_out_gains, split_prompts
 from private_rlhf.rl.replay import HELD_OUT, NUMBERS, REFERENCE, RELEASE, Answers, Replay
-from private_rlhf.stages.gvpo import Training, released_answers
+from private_rlhf.stages.gvpo import Training
 from support.engine_worker import serve
 from support.fake_vllm import LIES, FakeVllm
 from support.ppo_problem import PAD, Problem, StubRenderer
@@ -245,11 +246,11 @@ def test_released_answers_depend_on_no_label() -> None:
         released_answers([ReleasedPair(*row, "id") for row in rows], StubRenderer(), ["5", "3 4"], 9)
         for rows in (pairs, [(prompt, b, a) for prompt, a, b in reversed(pairs)])
     ]
-    assert taken[0].prompts == taken[1].prompts == [[3, 4]] * 5
-    assert taken[0].responses == taken[1].responses
-    assert sorted(taken[0].responses) == drawable
+    assert taken[0][0] == taken[1][0] == [[3, 4]] * 5
+    assert taken[0][1] == taken[1][1]
+    assert sorted(taken[0][1]) == drawable
     rows = [ReleasedPair(*row, "id") for row in pairs]
-    assert released_answers(rows, StubRenderer(), ["3 4"], 2).responses == taken[0].responses[:2]
+    assert released_answers(rows, StubRenderer(), ["3 4"], 2)[1] == taken[0][1][:2]
     with pytest.raises(UserError, match=r"^gvpo.released_answers must be 0 where .* is within .* = 2, got 2: raise"):
         released_answers(rows, StubRenderer(), ["5"], 2)
 
