@@ -169,7 +169,8 @@ def appending(path: Path) -> Iterator[Callable[[Row], None]]:
                 file.write(b"\n")  # after a line that a kill cut short
 
         def append(row: Row) -> None:
-            file.write((json.dumps(row) + "\n").encode())
+            line = json.dumps(row, ensure_ascii=False) + "\n"
+            file.write(line.encode(errors="backslashreplace"))  # half a surrogate pair is an escape of JSON again
             file.flush()
             os.fsync(file.fileno())
 

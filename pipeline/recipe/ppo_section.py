@@ -125,9 +125,11 @@ class PpoConfig:
         default_factory=list
     )
     """Trackers that get the numbers of each iteration, here and of each step in the stages that train with TRL. They
-    stay on this machine unless their own variables say otherwise (WANDB_MODE=online, MLFLOW_TRACKING_URI)."""
+    stay on this machine unless their own variables say otherwise (WANDB_MODE=online, MLFLOW_TRACKING_URI), and get the
+    privacy card at the end."""
     report_samples: Annotated[bool, NO_EFFECT] = False
-    """Trackers also get the sample that is shown (not MLflow). Without it no prompt and no response reaches them."""
+    """Trackers also get the sample that is shown (not MLflow), and the report. Without it no prompt and no response
+    reaches them."""
 
     def __post_init__(self) -> None:
         if self.quantize and self.lora is None:

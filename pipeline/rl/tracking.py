@@ -81,7 +81,9 @@ def local_mlflow(folder: Path) -> Iterator[None]:
 
 def offline_settings(folder: Path, first: int) -> dict[str, dict[str, Any]]:
     """Settings of each tracker: on this machine, without a copy of what is printed, where samples are."""
+    local = str(folder.resolve()) in os.environ.get("MLFLOW_TRACKING_URI", "")
     return {
+        "mlflow": {"logging_dir": str(folder.resolve() / "artifacts")} if local else {},  # not in ./mlruns
         "tensorboard": {"purge_step": first} if first else {},
         "wandb": {
             "mode": os.environ.get("WANDB_MODE", "offline"),
@@ -104,6 +106,18 @@ def report(accelerator: Accelerator, entry: Mapping[str, Any], sample: str | Non
     if sample is not None:
         values["sample"] = sample
     accelerator.log(values, step=int(entry["iteration"]))
+
+
+def hand_over(accelerator: Accelerator, files: Sequence[Path]) -> None:
+    """Hands text files to the running trackers: artefacts to MLflow and wandb, and Markdown as text to the others."""
+    for tracker in accelerator.trackers:
+        for file in files:
+            if tracker.name == "mlflow":
+                tracker.log_artifact(str(file))
+            elif tracker.name == "wandb":
+                tracker.tracker.save(str(file), base_path=str(file.parent), policy="now")
+            elif file.suffix == ".md":
+                tracker.log({file.stem: file.read_text(encoding="utf-8")}, step=0)
 
 
 def numbers(entry: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -149,14 +163,11 @@ def _row(trainer: PpoTrainer, rollout: Rollout, iteration: int, row: int) -> dic
 
 
 def append_samples(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Adds rows to a JSON Lines file and forces them to the disk."""
-    if not rows:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_lines(rows))
-        file.flush()
-        os.fsync(file.fileno())
+    """Adds rows to a JSON Lines file, each on the disk before the next."""
+    if rows:
+        with atomic.appending(path) as append:
+            for row in rows:
+                append(row)
 
 
 def forget_samples(path: Path, iteration: int) -> None:
@@ -166,13 +177,9 @@ def forget_samples(path: Path, iteration: int) -> None:
     """
     kept = [row for row in atomic.read_rows(path) if row["iteration"] < iteration]
     if kept:
-        atomic.write_text(path, _lines(kept))
+        atomic.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
     else:
         path.unlink(missing_ok=True)
-
-
-def _lines(rows: Sequence[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def sample_line(row: dict[str, Any]) -> str:

@@ -1,11 +1,15 @@
 """Report: one self-contained page, a text version and the privacy card, from what the other stages released.
 
 Reads only released JSON (`report.run_facts`); writes `report/report.html`, `report.md`, `card.json`, `card.md`.
+The trackers of ppo.report_to get the card, and the report, which shows texts, with ppo.report_samples.
 The main process works, the others wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from private_rlhf.core import atomic
@@ -30,7 +34,20 @@ def run(context: StageContext) -> dict[str, Any]:
     atomic.write_page(folder / "card.md", render_card(card))
     atomic.write_page(folder / "report.md", render_markdown(facts, status, card))
     atomic.write_page(folder / "report.html", page)
+    if context.recipe.ppo.report_to and find_spec("accelerate"):  # a report may be made where nothing can be trained
+        names = ("card.json", "card.md", *(("report.html", "report.md") if context.recipe.ppo.report_samples else ()))
+        track(context, [folder / name for name in names])
     return {"summary": f"report/report.html: {headline(facts, status)}", "private": status.private}
+
+
+def track(context: StageContext, files: Sequence[Path]) -> None:
+    """Hand the files to the trackers, as a run of their own beside those of the other stages."""
+    from private_rlhf.lm.distributed import make_accelerator
+    from private_rlhf.rl import tracking
+
+    accelerator, recipe, logs = make_accelerator(context.world), context.recipe, context.folder / "tracking"
+    with tracking.run_trackers(accelerator, recipe.ppo.report_to, recipe.name, recipe.evaluate, logs, 0):
+        tracking.hand_over(accelerator, files)
 
 
 if __name__ == "__main__":

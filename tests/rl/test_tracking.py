@@ -18,6 +18,7 @@ from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.rl.tracking import (
     configuration,
+    hand_over,
     local_mlflow,
     numbers,
     offline_settings,
@@ -159,7 +160,26 @@ def test_nothing_leaves_the_machine_unless_its_user_says_so(monkeypatch: pytest.
     assert (wandb["mode"], wandb["dir"], wandb["settings"]) == ("offline", str(tmp_path), {"console": "off"})
     monkeypatch.setenv("WANDB_MODE", "online")
     assert offline_settings(tmp_path, 0)["wandb"]["mode"] == "online"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")  # whose server knows where it keeps files
+    assert offline_settings(tmp_path, 0)["mlflow"] == {}
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with local_mlflow(tmp_path):
+        assert offline_settings(tmp_path, 0)["mlflow"] == {"logging_dir": str(tmp_path / "artifacts")}
     assert offline_settings(tmp_path, 7)["tensorboard"] == {"purge_step": 7}  # a resumed run writes no step twice
+
+
+def test_trackers_get_files_in_their_own_ways(tmp_path: Path) -> None:
+    """wandb copies of files; trackers that keep none the text of Markdown."""
+    page, data = tmp_path / "card.md", tmp_path / "card.json"
+    page.write_text("ε = 2")
+    data.write_text("{}")
+    saved: list[tuple[str, str, str]] = []
+    run = SimpleNamespace(save=lambda path, base_path, policy: saved.append((path, base_path, policy)))
+    wandb = SimpleNamespace(name="wandb", tracker=run)
+    other = Recorder()
+    hand_over(SimpleNamespace(trackers=[wandb, other]), [page, data])  # type: ignore[arg-type]
+    assert saved == [(str(path), str(tmp_path), "now") for path in (page, data)]
+    assert other.calls == [("log", (0, {"card": "ε = 2"}))]
 
 
 def test_values_are_plain() -> None:

@@ -21,13 +21,14 @@ def create_experiment(name, **_): calls.extend([os.environ["MLFLOW_TRACKING_URI"
 def start_run(**_): calls.append("start")
 def log_params(values): calls.append(values)
 def log_metrics(values, step): calls.append((step, values))
+def log_artifact(local_path, artifact_path=None): calls.append(local_path)
 def end_run(): calls.append("end")
 """
 
 
 def pretend_mlflow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Calls that it gets in this test: address, telemetry off or not, experiment, "start", parameters, (step, values)
-    of each report, "end"."""
+    of each report, paths of artefacts, "end"."""
     (folder / "mlflow.py").write_text(MODULE)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.MLFLOW])
