@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +18,9 @@ from private_rlhf.lm.model_card import CardText, Provenance, write_beside
 from private_rlhf.privacy.keys import keygen
 from private_rlhf.recipe import DataConfig, ModelConfig
 from private_rlhf.stages import report
+from private_rlhf.stages.context import StageContext
 from support.preference_files import write_jsonl
+from support.recipes import recipe_of
 from support.report_runs import write_run
 
 STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
@@ -64,7 +64,7 @@ def planted_run(folder: Path) -> RunDir:
 def test_pages_of_a_run(tmp_path: Path) -> None:
     """Report, card and terminal, with characters planted in every name and text that they repeat."""
     run = planted_run(tmp_path / "run")
-    context: Any = SimpleNamespace(run=run, world=World(0, 1), stages=STAGES, folder=run.stage("report"))
+    context = StageContext(recipe_of(), run, World(0, 1), "report", STAGES)
     context.folder.mkdir(parents=True, exist_ok=True)
     report.run(context)
     pages = {path.name: path.read_text(encoding="utf-8") for path in context.folder.glob("*.*")}
