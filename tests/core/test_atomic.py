@@ -200,3 +200,12 @@ def test_an_appender_that_adds_nothing_changes_nothing(tmp_path: Path) -> None:
     with atomic.appending(path):
         pass
     assert path.read_text() == '{"n": 1}\n'
+
+
+def test_half_a_surrogate_pair_is_appended_as_an_escape(tmp_path: Path) -> None:
+    """A tokenizer may give one: the file stays UTF-8, other characters stay readable, and the row comes back."""
+    path, row = tmp_path / "rows.jsonl", {"text": "ε \ud83d"}
+    with atomic.appending(path) as append:
+        append(row)
+    assert "ε" in path.read_text(encoding="utf-8")
+    assert atomic.read_rows(path) == [row]
