@@ -31,17 +31,19 @@ hypothesis.settings.load_profile("deterministic")
 SECRETS = random.Random("before the first test")
 THOROUGH = {
     "accounting/test_subset_sampling.py", "audit/test_leaky_bundles.py", "cli/test_bad_input.py",
-    "cli/test_catalogue.py", "cli/test_core_install.py", "cli/test_outputs.py", "cli/test_privatize_bad_input.py",
-    "core/test_coin_reward.py", "data/test_parts.py", "docs/test_notebook.py", "fuzz/test_readers.py",
-    "labelling/test_soak.py", "launch/test_nodes.py", "lm/test_gpu_rehearsal.py", "lm/test_made_once.py",
-    "mutations/test_mutations.py", "report/test_in_browsers.py", "reward_models/test_quick_start.py",
-    "reward_models/test_sharded.py", "reward_models/test_trainer.py", "rl/test_gibbs.py", "rl/test_group.py",
-    "rl/test_pretended_gpu.py", "rl/test_served_draws.py", "rl/test_sharded.py", "stages/test_judged_evaluation.py",
-    "stages/test_llama_recipe.py", "stages/test_online.py", "stages/test_online_kills.py", "stages/test_own_data.py",
-    "stages/test_quantised_ppo.py", "stages/test_resume.py", "stages/test_resume_world.py",
-    "stages/test_reward_at_scale.py", "stages/test_served_run.py", "stages/test_trackers.py",
-    "stages/test_twin_metadata.py", "stages/test_two_processes.py", "stages/test_upload.py",
-    "validation/test_claims.py",
+    "cli/test_catalogue.py", "cli/test_core_install.py", "cli/test_outputs.py", "cli/test_plan.py",
+    "cli/test_privatize_bad_input.py", "core/test_coin_reward.py", "data/test_name_spellings.py", "data/test_parts.py",
+    "data/test_text_spellings.py", "docs/test_notebook.py", "evaluation/test_design.py", "fuzz/test_readers.py",
+    "labelling/test_connections.py", "labelling/test_server.py", "labelling/test_soak.py", "launch/test_nodes.py",
+    "lm/test_architecture_check.py", "lm/test_gpu_rehearsal.py", "lm/test_made_once.py", "mutations/test_mutations.py",
+    "report/test_in_browsers.py", "reward_models/test_early_stopping.py", "reward_models/test_quick_start.py",
+    "reward_models/test_sharded.py", "reward_models/test_trainer.py", "rl/test_answer_learner.py", "rl/test_engine.py",
+    "rl/test_gibbs.py", "rl/test_group.py", "rl/test_pretended_gpu.py", "rl/test_served_draws.py", "rl/test_sharded.py",
+    "stages/test_judged_evaluation.py", "stages/test_llama_recipe.py", "stages/test_online.py",
+    "stages/test_online_kills.py", "stages/test_own_data.py", "stages/test_quantised_ppo.py", "stages/test_resume.py",
+    "stages/test_resume_world.py", "stages/test_reward_at_scale.py", "stages/test_served_run.py",
+    "stages/test_trackers.py", "stages/test_twin_metadata.py", "stages/test_two_processes.py", "stages/test_upload.py",
+    "validation/test_claims.py", "validation/test_studies.py",
 }  # fmt: skip
 """Modules of `make test-all` only: they take more than half of its time. `make test` keeps what a change is likely to
 break, and every law of privacy and numerics."""
