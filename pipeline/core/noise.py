@@ -55,12 +55,17 @@ def epsilon_of(stated: float | None) -> float:
     return math.inf if stated is None else float(stated)
 
 
+def _as_float(value: object) -> float:
+    """The number as a float, also one of NumPy's; NaN for anything else and for an integer beyond any float."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
+
+
 def check_epsilon(epsilon: object, name: str = "epsilon") -> float:
     """The value as a float if it is a finite number above 0; UserError, which calls it `name`, otherwise."""
-    try:
-        value = math.nan if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) else float(epsilon)
-    except OverflowError:
-        value = math.inf
+    value = _as_float(epsilon)
     if not (0.0 < value < math.inf):
         raise UserError(
             f"{name} must be a finite number above 0, got {epsilon!r}; smaller is more private, for example {name}: 2"
@@ -98,9 +103,9 @@ class LabelNoise:
         if isinstance(noise, LabelNoise):
             known = noise
         else:
-            value = float(noise)
+            value = _as_float(noise)
             if not value >= 0.0:
-                raise ValueError(f"epsilon must be at least 0 (math.inf for public labels), got {noise!r}")
+                raise ValueError(f"epsilon must be a number of at least 0 (math.inf for public labels), got {noise!r}")
             keep = Fraction(1) if is_public(value) else Fraction(LEVELS + keep_threshold(value), 2 * LEVELS)
             known = cls(value, keep)
         if not known.factor and not allow_zero:

@@ -6,6 +6,7 @@ import math
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from private_rlhf.core.noise import PUBLIC, LabelNoise, check_epsilon, epsilon_of, is_public
 from private_rlhf.core.stats import Estimate
@@ -36,9 +37,11 @@ def test_public_labels_and_labels_that_carry_nothing() -> None:
     assert PUBLIC.log_flip == -math.inf
     nothing = LabelNoise.of(0.0)
     assert (nothing.keep_prob, nothing.flip_prob, nothing.factor) == (0.5, 0.5, 0.0)
-    for epsilon in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="at least 0"):
-            LabelNoise.of(epsilon)
+    for epsilon in (-1.0, math.nan, True, "2", None, [2.0], 10**400):
+        with pytest.raises(ValueError, match="epsilon must be a number of at least 0"):
+            LabelNoise.of(epsilon)  # type: ignore[arg-type]
+    assert LabelNoise.of(np.float32(2.0)) == LabelNoise.of(np.int64(2)) == LabelNoise.of(2.0)
+    assert check_epsilon(np.float32(0.5)) == check_epsilon(Fraction(1, 2)) == 0.5
     for noise in (0.0, nothing):
         with pytest.raises(ValueError, match="above 0"):
             LabelNoise.of(noise, allow_zero=False)
