@@ -206,6 +206,15 @@ def load_key(path: str | Path) -> PrivacyKey:
     return PrivacyKey(_parse(text, source), path=source.resolve())
 
 
+def as_key(key: PrivacyKey | str | Path) -> PrivacyKey:
+    """The key itself, or that of a file. UserError for anything else, and as of `load_key`."""
+    if isinstance(key, PrivacyKey):
+        return key
+    if not isinstance(key, str | Path):
+        raise UserError(f"key must be the path of a key file, or a PrivacyKey, got {type(key).__name__}: give either")
+    return load_key(key)
+
+
 def insecure_seed_key(seed: int) -> PrivacyKey:
     """A key that anyone can recompute from a small number: for tests and demos; marks what it releases NOT PRIVATE."""
     digest = hashlib.sha256(frame(_SEED_DOMAIN) + frame(str(int(seed)).encode())).digest()

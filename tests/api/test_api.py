@@ -11,8 +11,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import private_rlhf
+import pyarrow as pa
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -106,24 +109,35 @@ def test_labels_without_a_key_are_drawn_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("message", "wrong"),
     [
-        {"epsilon": 0.0},
-        {"labels": [1, 0]},
-        {"ids": ["a", "b"]},
-        {"key": PrivacyKey(bytes(32))},
-        {"key": PrivacyKey(bytes(32)), "ids": ["a", "a"]},
-        {"key": PrivacyKey(bytes(32)), "ids": ["a"]},
+        ("epsilon must be", {"epsilon": 0.0}),
+        ("a label must be", {"labels": [1, 0]}),
+        ("a label must be", {"labels": np.array([True, False])}),
+        ("labels must be", {"labels": {1, -1}}),
+        ("labels must be", {"labels": (label for label in (1, -1))}),
+        ("labels must be", {"labels": 1}),
+        ("key and ids must be", {"ids": ["a", "b"]}),
+        ("key and ids must be", {"key": PrivacyKey(bytes(32))}),
+        ("key must be", {"key": bytes(32), "ids": ["a", "b"]}),
+        ("ids must be", {"key": PrivacyKey(bytes(32)), "ids": ["a", "a"]}),
+        ("ids must be", {"key": PrivacyKey(bytes(32)), "ids": ["a"]}),
+        ("ids must be", {"key": PrivacyKey(bytes(32)), "ids": [1, 2]}),
+        ("ids must be", {"key": PrivacyKey(bytes(32)), "ids": [["a"], None]}),
     ],
 )
-def test_wrong_lists_are_refused(wrong: dict) -> None:
-    with pytest.raises(UserError):
+def test_wrong_lists_are_refused(message: str, wrong: dict) -> None:
+    with pytest.raises(UserError, match=f"^{message} "):
         privatize(**{"labels": [1, -1], "epsilon": 1.0, **wrong})
 
 
-def test_gibbs_weights_are_numbers() -> None:
-    import numpy as np
+@pytest.mark.parametrize("array", [np.array, torch.tensor, pa.array, tuple])
+def test_labels_of_arrays(array: Any) -> None:
+    key, ids = PrivacyKey(bytes(32)), ["a", "b", "c"]
+    assert privatize(array([1, -1, 1]), 1.0, key, ids) == privatize([1, -1, 1], 1.0, key, ids)
 
+
+def test_gibbs_weights_are_numbers() -> None:
     assert gibbs_weights(np.zeros(4), 1.0).tolist() == [0.25] * 4
 
 
