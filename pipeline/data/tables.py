@@ -18,7 +18,7 @@ from private_rlhf.data.layout import Layout
 from private_rlhf.data.release import release_schema
 from private_rlhf.data.sources import table_rows
 from private_rlhf.privacy import batches
-from private_rlhf.privacy.keys import PrivacyKey, load_key
+from private_rlhf.privacy.keys import PrivacyKey, as_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.sorted_runs import strings_of
 
@@ -43,9 +43,9 @@ def canonicalize(
     Raises:
         UserError: a column is missing, or a row is not a pair of texts.
     """
-    table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-    numbered = "position" in table.schema.names and table["position"]
-    if not numbered or not pa.types.is_integer(numbered.type) or numbered.null_count:
+    table = _table(batch, "batch")
+    numbered = table["position"] if "position" in table.schema.names else None
+    if numbered is None or not pa.types.is_integer(numbered.type) or numbered.null_count:
         raise UserError("position must be a column of whole numbers, got another or none: number the rows of the input")
     layout = Layout(Options(labeler_column, event_column, fold_names=True), explicit_text)
     columns = layout.fast_columns(table)
@@ -68,7 +68,15 @@ def canonicalize(
     return pa.table(found).cast(CANONICAL)
 
 
-def release(sorted_batch: pa.Table, key: PrivacyKey | str | Path, epsilon: float) -> pa.Table:
+def _table(batch: pa.Table | pa.RecordBatch, name: str) -> pa.Table:
+    if isinstance(batch, pa.RecordBatch):
+        return pa.Table.from_batches([batch])
+    if not isinstance(batch, pa.Table):
+        raise UserError(f"{name} must be a pyarrow.Table, got {type(batch).__name__}: convert it")
+    return batch
+
+
+def release(sorted_batch: pa.Table | pa.RecordBatch, key: PrivacyKey | str | Path, epsilon: float) -> pa.Table:
     """Randomise the labels of canonical rows, at `epsilon`-label-LDP: rows of a release, in its order.
 
     The same rows, key and ε give the same labels, and labels at several ε cost the largest of them together. Of rows
@@ -83,12 +91,14 @@ def release(sorted_batch: pa.Table, key: PrivacyKey | str | Path, epsilon: float
         `prompt`, `chosen` (what the private label prefers), `rejected`, `record_id`.
 
     Raises:
-        UserError: an invalid ε or label, or a missing key file.
+        UserError: an invalid ε, label or key, or a table of other columns or with nulls.
     """
-    mechanism, prf = RandomizedResponse(epsilon), (key if isinstance(key, PrivacyKey) else load_key(key)).prf
-    if sorted_batch.schema.names != CANONICAL.names:
-        raise UserError(f"sorted_batch must hold {', '.join(CANONICAL.names)}: give what canonicalize returned")
-    rows = sorted_batch.combine_chunks()
+    mechanism, prf, rows = RandomizedResponse(epsilon), as_key(key).prf, _table(sorted_batch, "sorted_batch")
+    if (rows.schema.names != CANONICAL.names or not pa.types.is_integer(rows["label"].type)
+            or any(column.null_count for column in rows.columns)):  # fmt: skip
+        names = ", ".join(CANONICAL.names)
+        raise UserError(f"sorted_batch must hold {names}, none of them null: give what canonicalize returned")
+    rows = rows.combine_chunks()
     keys = np.zeros(len(rows), batches.KEYS)
     keys["id"] = np.frombuffer(bytes.fromhex("".join(rows["record_id"].to_pylist())), ">u8").reshape(-1, 4)
     for name in ("label", "position"):

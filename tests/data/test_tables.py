@@ -66,3 +66,17 @@ def test_rows_of_something_else_are_refused(key: Path) -> None:
     wrong = rows.set_column(rows.schema.names.index("label"), "label", pa.array([0] * len(rows), pa.int8()))
     with pytest.raises(UserError, match="label"):
         release(wrong, key, 1.0)
+    for labels in (pa.array([True] * len(rows)), pa.nulls(len(rows), pa.int8())):
+        with pytest.raises(UserError, match="none of them null: give what canonicalize returned"):
+            release(rows.set_column(rows.schema.names.index("label"), "label", labels), key, 1.0)
+    for act in (canonicalize, lambda table: release(table, key, 1.0)):
+        with pytest.raises(UserError, match=r"batch must be a pyarrow\.Table, got list"):
+            act(rows.to_pylist())
+
+
+def test_a_batch_and_a_part_without_rows(key: Path) -> None:
+    """Engines that divide rows make empty parts."""
+    table = table_of(20)
+    assert canonicalize(table.slice(0, 0)).equals(canonicalize(table).slice(0, 0))
+    (batch,) = canonicalize(table).to_batches()
+    assert release(batch, key, 1.0).equals(release(canonicalize(table), key, 1.0))
