@@ -7,14 +7,18 @@ finite N an upper bound on the KL against π_ref.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 
-def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
-    """softmax(scores/kl_coef) along the last axis; scores (…, N) are r̂ of draws from π_ref. ValueError: kl_coef not
-    above 0."""
+def gibbs_weights(scores: ArrayLike, kl_coef: float) -> np.ndarray:
+    """softmax(scores/kl_coef) along the last axis; scores (…, N) are r̂ of draws from π_ref. ValueError: kl_coef is not
+    above 0, or a score is not finite."""
     if not kl_coef > 0:
         raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
+    scores = np.asarray(scores)
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite, got NaN or infinity: leave such draws out")
     return special.softmax(scores / kl_coef, axis=-1)
 
 

@@ -50,7 +50,7 @@ class PairFeatures:
         return self.chosen, self.rejected
 
     def rows(self, subset: torch.Tensor) -> PairFeatures:
-        """The pairs `picked`, by their rising numbers, as all the pairs there are."""
+        """The pairs of a `subset`, by their rising numbers (int64), as all the pairs there are."""
         if self.numbers is None:
             return PairFeatures(self.chosen[subset], self.rejected[subset])
         held = torch.isin(self.numbers, subset)
@@ -70,13 +70,15 @@ def fit_head(
     is that of the largest evidence.
 
     settings: loss, reward_bound, num_components, ridge and pooling are read. prompts: one for each of all pairs; None:
-    all differ. seed: of the folds. UserError: all pairs have one prompt.
+    all differ. seed: of the folds. UserError: prompts are of another number, or fewer than two.
     """
     total = int(features.spread.sum(torch.tensor(len(features))))
     groups: list[Any] = list(range(total)) if prompts is None else [prompt_key(prompt) for prompt in prompts]
+    if len(groups) != total:
+        raise UserError(f"prompts must be one for each of {total} pairs, got {len(groups)}: repeat a prompt of several")
     count = len(set(groups))
     if count < 2:
-        raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
+        raise UserError(f"pairs must be on 2 prompts or more, since folds are by prompt, got {count}: give others too")
     folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, seed))
     folds = folds if features.numbers is None else folds[features.numbers]
     return _fit(features, features, folds, settings.ridge, noise, noise, settings)

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from private_rlhf.core.noise import LABEL_RULE, LabelNoise
+from private_rlhf.core.noise import LABEL_RULE, LabelNoise, as_float
 from private_rlhf.core.noise_levels import AnyNoise, known_noise
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
@@ -27,8 +27,8 @@ SMOOTHING_REFUSED = "smoothing labels that were already randomised shrinks every
 
 
 def check_signs(private_label: Tensor) -> None:
-    """ValueError for labels other than -1 and +1."""
-    if private_label.dtype == torch.bool:
+    """Refuse labels other than -1 and +1 with a ValueError."""
+    if not private_label.dtype.is_signed:  # bool, and unsigned integers, of which 255 equals -1
         raise ValueError(LABEL_RULE)
     valid = ((private_label == 1) | (private_label == -1)).all()
     if private_label.device.type != "cpu":
@@ -42,8 +42,8 @@ def _widen(values: Tensor) -> Tensor:
 
 
 def _signed(margin: Tensor, private_label: Tensor) -> Tensor:
-    """zΔ in at least float32; ValueError when the shapes differ (broadcasting would hide a bug), or for no ±1."""
-    private_label = torch.as_tensor(private_label)
+    """zΔ in at least float32. ValueError: the shapes differ (broadcasting would hide a bug), or a label is not ±1."""
+    margin, private_label = torch.as_tensor(margin), torch.as_tensor(private_label)
     if margin.shape != private_label.shape:
         raise ValueError(f"private_label must have the shape {tuple(margin.shape)}, got {tuple(private_label.shape)}")
     check_signs(private_label)
@@ -66,9 +66,10 @@ def _log_sigmoid_slope(values: Tensor) -> Tensor:
 
 def check_reward_bound(reward_bound: float | None) -> float | None:
     """A positive finite width as a float, None as it is; ValueError otherwise."""
-    if reward_bound is not None and not 0.0 < float(reward_bound) < math.inf:
-        raise ValueError(f"reward_bound must be a positive width or None (rewards in [-B/2, B/2]), got {reward_bound}")
-    return None if reward_bound is None else float(reward_bound)
+    bound = None if reward_bound is None else as_float(reward_bound)
+    if bound is not None and not 0.0 < bound < math.inf:
+        raise ValueError(f"reward_bound must be a positive width or None (rewards in [-B/2, B/2]), got {bound}")
+    return bound
 
 
 def bounded_reward(raw_score: Tensor, reward_bound: float | None) -> Tensor:
@@ -287,5 +288,5 @@ def get_loss(name: str) -> PreferenceLoss:
     """Look a loss up by name; ValueError names the choices (and says why label smoothing is not among them)."""
     if name in LOSSES:
         return LOSSES[name]
-    reason = f": {SMOOTHING_REFUSED}" if "smooth" in name else ""
+    reason = f": {SMOOTHING_REFUSED}" if "smooth" in str(name) else ""
     raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}{reason}")

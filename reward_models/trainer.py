@@ -168,7 +168,7 @@ class PrivateRewardTrainer(RewardTrainer):
         speed_up(self.model)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: RewardConfig, dataset_name: str) -> Any:
-        columns, data = set(dataset.column_names or next(iter(dataset))), f"the {dataset_name} dataset"
+        columns, data = set(dataset.column_names or next(iter(dataset), ())), f"the {dataset_name} dataset"
         is_tokenised = any(names <= columns for names in TOKENISED)
         if not is_tokenised and (missing := {"chosen", "rejected"} - columns):
             names = ", ".join(sorted(missing))
@@ -176,10 +176,11 @@ class PrivateRewardTrainer(RewardTrainer):
         if "margin" in columns:
             raise ValueError(f"{data} has a margin column, which no private loss uses: drop it")
         prepared = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
-        if is_tokenised and isinstance(dataset, Dataset) and len(prepared) < len(dataset):
+        dropped = len(dataset) - len(prepared) if isinstance(dataset, Dataset) else 0
+        if dropped and (is_tokenised or not len(prepared)):
             raise ValueError(
-                f"{len(dataset) - len(prepared)} rows of {data} are longer than max_length {args.max_length} and would "
-                "be dropped: render shorter texts or raise max_length"
+                f"{dropped} rows of {data} are longer than max_length {args.max_length} and would be dropped: render "
+                "shorter texts or raise max_length"
             )
         return prepared
 

@@ -55,7 +55,7 @@ def epsilon_of(stated: float | None) -> float:
     return math.inf if stated is None else float(stated)
 
 
-def _as_float(value: object) -> float:
+def as_float(value: object) -> float:
     """The number as a float, also one of NumPy's; NaN for anything else and for an integer beyond any float."""
     try:
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
@@ -65,7 +65,7 @@ def _as_float(value: object) -> float:
 
 def check_epsilon(epsilon: object, name: str = "epsilon") -> float:
     """The value as a float if it is a finite number above 0; UserError, which calls it `name`, otherwise."""
-    value = _as_float(epsilon)
+    value = as_float(epsilon)
     if not (0.0 < value < math.inf):
         raise UserError(
             f"{name} must be a finite number above 0, got {epsilon!r}; smaller is more private, for example {name}: 2"
@@ -103,7 +103,7 @@ class LabelNoise:
         if isinstance(noise, LabelNoise):
             known = noise
         else:
-            value = _as_float(noise)
+            value = as_float(noise)
             if not value >= 0.0:
                 raise ValueError(f"epsilon must be a number of at least 0 (math.inf for public labels), got {noise!r}")
             keep = Fraction(1) if is_public(value) else Fraction(LEVELS + keep_threshold(value), 2 * LEVELS)
@@ -198,7 +198,7 @@ class LabelNoise:
             raise ValueError(str(error)) from None
         flip = stated.get("flip_prob", 0.0)
         for name, value in (("keep_prob", keep), ("flip_prob", flip)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            if not 0.0 <= as_float(value) <= 1.0:
                 raise ValueError(f"{name} must be a number in [0, 1], got {value!r}")
         noise = ours
         if not abs(keep - ours.keep_prob) < ROUNDING:

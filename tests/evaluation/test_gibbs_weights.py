@@ -31,6 +31,10 @@ def test_limits_and_extremes() -> None:
     for bad in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="kl_coef must be above 0"):
             gibbs_weights(scores, bad)
+    for lost in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="scores must be finite"):
+            gibbs_weights([0.0, lost], 1.0)
+    assert gibbs_weights([1.0, 1.0], 1.0).tolist() == [0.5, 0.5]
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.floats(0.1, 3))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
@@ -116,3 +117,13 @@ def test_features_that_know_their_labels_are_judged_by_pairs_that_they_do_not_kn
     trusting, _ = fit_head(known, EPSILON, recipe().reward)
     fit, _ = refit_head(known, unknown, EPSILON, recipe().reward)
     assert fit.ridge > 3 * trusting.ridge
+
+
+def test_prompts_that_are_not_one_for_each_pair_are_refused() -> None:
+    pairs = PairFeatures(torch.randn(4, 2), torch.randn(4, 2))
+    for prompts, message in (
+        (["a", "b"], "prompts must be one for each of 4 pairs, got 2"),
+        (["a"] * 4, "pairs must be on 2 prompts or more, since folds are by prompt, got 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fit_head(pairs, 2.0, recipe().reward, prompts=prompts)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.losses import (
     LOSSES,
+    check_reward_bound,
     debiased_loss,
     fisher_weight,
     get_loss,
@@ -230,7 +231,7 @@ def test_bfloat16_margins_are_widened() -> None:
 
 def test_errors_name_the_culprit() -> None:
     one = torch.ones(2)
-    with pytest.raises(ValueError, match="epsilon must be at least 0"):
+    with pytest.raises(ValueError, match="epsilon must be a number of at least 0"):
         private_likelihood_loss(one, one, -1.0)
     with pytest.raises(ValueError, match="epsilon must be"):
         fisher_weight(one, math.nan)
@@ -239,5 +240,11 @@ def test_errors_name_the_culprit() -> None:
     for name in LOSSES:
         with pytest.raises(ValueError, match="private_label must have the shape"):
             get_loss(name).value(one, torch.ones(1), 1.0)
+        with pytest.raises(ValueError, match=r"a label must be -1 or \+1"):
+            get_loss(name).value(one, torch.tensor([1, 255], dtype=torch.uint8), 1.0)
+    for bound in (True, "3", 0.0, math.inf):
+        with pytest.raises(ValueError, match="reward_bound must be a positive width or None"):
+            check_reward_bound(bound)  # type: ignore[arg-type]
+    assert check_reward_bound(np.float32(3.0)) == 3.0
     with pytest.raises(ValueError, match=r"loss must be one of private_likelihood.*, got 'bt'"):
         get_loss("bt")

@@ -163,13 +163,16 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
     no_pad = make_tokenizer()
     no_pad.pad_token = "</s>"
     margins = make_rows(2).add_column("margin", [0.0, 1.0])
+    too_long = {"train_dataset": trl_rows()["text, implicit prompt"], "max_length": 1}
     for changes, message in (
         ({"noise": 0.0}, "epsilon must be above 0"),
         ({"reward_bound": -1.0}, "reward_bound must be"),
         ({"loss": "bt"}, "loss must be one of"),
         ({"label_smoothing_factor": 0.1}, f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}"),
         ({"train_dataset": text}, "has no rejected: pass preferences, or token ids as chosen_ids and rejected_ids"),
+        ({"train_dataset": Dataset.from_list([])}, "has no chosen, rejected: pass preferences"),
         ({"train_dataset": margins}, "has a margin column"),
+        (too_long, "8 rows of the train dataset are longer than max_length 1 and would be dropped"),
         ({"max_length": 7}, "rows of the train dataset are longer than max_length 7"),
         ({"processing_class": no_pad}, "pad_token_id of the tokenizer must be 0, that of the model, got 2"),
     ):
