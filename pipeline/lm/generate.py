@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,11 +36,16 @@ LOOK = {"cpu": 1}
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the sampler. temperature > 0; top_p in (0, 1], below 1 the sampler differs from π_θ."""
+    """Settings of the sampler. max_new_tokens >= 1; temperature > 0; top_p in (0, 1], below 1 the sampler differs from
+    π_θ. ValueError otherwise."""
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or not 0 < self.temperature < math.inf or not 0 < self.top_p <= 1:
+            raise ValueError(f"max_new_tokens must be at least 1, temperature above 0 and top_p in (0, 1], got {self}")
 
 
 def sample_key(*parts: int | str) -> int:
@@ -96,8 +102,11 @@ def sample_responses(
 
     model: causal LM (or PEFT model) in evaluation mode, or a `PolicyWithValue`. keys: noise key of each response
     (`sample_key`). eos_token_id: one or several (`end_ids`). batch_size: responses decoded together. progress: label of
-    a bar, or None.
+    a bar, or None. ValueError: other numbers of prompts and keys, or a batch_size below 1.
     """
+    if len(keys) != len(prompts) or batch_size < 1:
+        numbers = f"{len(keys)} keys for {len(prompts)} prompts and batch_size {batch_size}"
+        raise ValueError(f"keys must be one for each prompt and batch_size at least 1, got {numbers}")
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index])))  # pads little
     responses: list[list[int]] = [[] for _ in prompts]
     ends = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)

@@ -261,3 +261,13 @@ def test_padding_is_masked_by_length() -> None:
     ids, mask = pad_rows(rows, PAD, CPU)
     assert ids.tolist() == [[PAD, 5], [6, PAD]]
     assert mask.tolist() == [[1, 1], [1, 0]]
+
+
+def test_settings_and_keys_that_give_no_sample_are_refused() -> None:
+    """A top_p of 0 or 2 was a sampler of its own; keys too many were dropped."""
+    for wrong in ({"max_new_tokens": 0}, {"temperature": 0}, {"temperature": float("nan")}, {"top_p": 0}, {"top_p": 2}):
+        with pytest.raises(ValueError, match="max_new_tokens must be at least 1, temperature above 0 and top_p in"):
+            Sampling(**{"max_new_tokens": 2, **wrong})  # type: ignore[arg-type]
+    for keys, size in (([1], 2), ([1, 2, 3], 2), ([1, 2], 0)):
+        with pytest.raises(ValueError, match="keys must be one for each prompt and batch_size at least 1"):
+            sample(None, [[3], [4]], keys, size)
