@@ -17,14 +17,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from peft import PeftModel
-from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import as_number, is_sharded, keep_gathered, prepare
 from private_rlhf.lm.drawing import Engine, TransformersEngine
 from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.logprobs import PolicyWithValue
-from private_rlhf.lm.models import add_lora, end_ids
+from private_rlhf.lm.models import add_lora, end_ids, recompute_layers
 from private_rlhf.lm.numerics import precision
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward
@@ -47,6 +47,9 @@ T = TypeVar("T")
 
 LOSSES = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 """Metrics of a step, in the order of `PpoTrainer._loss`; means over tokens."""
+
+OF_A_RUN = ("extra_rewards", "max_prompts", "polish", "quantize", "report_to", "sample_every", "warm_start")
+"""Settings that a stage reads, and not the trainer: `PpoTrainer.from_policy` refuses them."""
 
 EVALUATED = 4
 """Default micro-batches that are evaluated together, without a backward pass; one where the recipe sets their size."""
@@ -121,15 +124,16 @@ class PpoTrainer:
             tokenizer: has a chat template, an end-of-turn token and another padding token.
             reward: function(prompts, response texts) -> one finite number per response; or a reward model's scorer.
             prompts: texts or lists of messages.
-            settings: `lora` is the adapter that a plain policy gets; null trains all weights.
+            settings: `lora` is the adapter that a plain policy gets; None trains all weights. `OF_A_RUN` are left out.
             max_prompt_tokens, max_response_tokens: a longer prompt is refused, a longer response is cut.
             seed: of prompts, sampling noise, minibatches and adapter.
             accelerator: default `Accelerator()`.
 
         Raises:
-            UserError: the policy has no modules of the adapter's names. While training: a prompt is too long, or the
-                reward is not one finite number per response.
+            UserError: an argument is not as above, or the policy has no modules of the adapter's names. While training:
+                a prompt is too long, or the reward is not one finite number per response.
         """
+        _check_arguments(policy, tokenizer, reward, prompts, settings)
         reference = None
         base: Any = policy.get_base_model() if isinstance(policy, PeftModel) else policy
         hidden_size = base.config.hidden_size
@@ -139,6 +143,8 @@ class PpoTrainer:
             else:
                 reference = copy.deepcopy(policy).eval().requires_grad_(False)
                 policy.requires_grad_(True)
+        if settings.gradient_checkpointing:
+            recompute_layers(policy)
         scorer = FunctionScorer(reward, settings.baseline) if callable(reward) else reward
         model = PolicyWithValue(policy, hidden_size).eval()
         renderer = Renderer(tokenizer, max_prompt_tokens, max_response_tokens)
@@ -551,3 +557,24 @@ def set_rates(optimizer: torch.optim.Optimizer, config: PpoConfig, iteration: in
     scale = 1.0 - iteration / config.iterations if config.lr_schedule == "linear" else 1.0
     for group, rate in zip(optimizer.param_groups, (config.learning_rate, config.value_learning_rate), strict=True):
         group["lr"] = rate * scale
+
+
+def _check_arguments(policy: Any, tokenizer: Any, reward: Any, prompts: Sequence[Any], settings: PpoConfig) -> None:
+    """Refuse with a UserError what `PpoTrainer.from_policy` cannot train with, or would ignore."""
+    if isinstance(prompts, str) or not prompts or not all(map(_is_prompt, prompts)):
+        raise UserError("prompts must be one or more texts or lists of messages (role, content): give a list of them")
+    if not callable(reward) and not isinstance(reward, RewardScorer):
+        kind = type(reward).__name__
+        raise UserError(f"reward must be a function of prompts and responses, or a RewardScorer, got {kind}: give one")
+    if tokenizer.chat_template is None or tokenizer.pad_token_id is None:
+        raise UserError("tokenizer must have a chat template and a padding token: set chat_template or pad_token")
+    if ignored := [name for name in OF_A_RUN if getattr(settings, name)]:
+        raise UserError(f"settings.{ignored[0]} must be left out: only the stages of a recipe read it")
+    if settings.lora is None and not isinstance(policy, PeftModel) and policy.dtype != torch.float32:
+        raise UserError(f"policy must be float32 where settings.lora is None, got {policy.dtype}: call policy.float()")
+
+
+def _is_prompt(prompt: Any) -> bool:
+    messages = [] if isinstance(prompt, str) or not isinstance(prompt, Sequence) else prompt
+    well_formed = all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in messages)
+    return isinstance(prompt, str) or (len(messages) > 0 and well_formed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import re
@@ -219,6 +220,39 @@ def test_ppo_refuses_a_long_prompt_and_a_reward_of_another_length(tmp_path: Path
         )
         with pytest.raises(UserError, match=message):
             trainer.train()
+
+
+def test_ppo_refuses_what_it_cannot_train_with(tmp_path: Path) -> None:
+    """Before anything is drawn; a text in place of a list was taken for a prompt a letter."""
+    folder = tiny_checkpoint(tmp_path / "tiny", ["Say hello."])
+    policy, tokenizer, bare = AutoModelForCausalLM.from_pretrained(folder), *(
+        AutoTokenizer.from_pretrained(folder) for _ in range(2))  # fmt: skip
+    bare.pad_token = None
+    settings = PpoConfig(iterations=1, rollouts=2, minibatch_size=2, lora=None)
+    right = {"policy": policy, "tokenizer": tokenizer, "reward": shorter, "prompts": ["Say."], "settings": settings}
+    lists = ("Say.", [], [1], [[]], [{"prompt": "x"}], [[{"rolle": "user", "content": "x"}]])
+    for wrong, message in (
+        *(({"prompts": each}, "prompts must be one or more texts") for each in lists),
+        ({"reward": 3}, "reward must be a function .*, got int"),
+        ({"tokenizer": bare}, "tokenizer must have a chat template and a padding token"),
+        ({"settings": replace(settings, max_prompts=3)}, "settings.max_prompts must be left out"),
+        ({"settings": replace(settings, warm_start="regression")}, "settings.warm_start must be left out"),
+        ({"policy": copy.deepcopy(policy).bfloat16()}, "policy must be float32 .*, got torch.bfloat16"),
+    ):
+        with pytest.raises(UserError, match=f"^{message}"):
+            PpoTrainer.from_policy(**{**right, **wrong})
+
+
+def test_ppo_without_recipe_recomputes_layers_if_asked(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", ["Say hello."])
+    tokenizer, entries = AutoTokenizer.from_pretrained(folder), []
+    for recompute in (False, True):
+        settings = PpoConfig(iterations=1, rollouts=2, minibatch_size=2, gradient_checkpointing=recompute)
+        policy = AutoModelForCausalLM.from_pretrained(folder)
+        trainer = PpoTrainer.from_policy(policy, tokenizer, shorter, ["Say."], settings, max_response_tokens=4)
+        assert recompute == any("forward" in vars(module) for module in trainer.policy.base_model.model.model.layers)
+        entries += trainer.train()
+    assert entries[0]["policy_loss"] == pytest.approx(entries[1]["policy_loss"], abs=1e-6)
 
 
 def shorter(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
