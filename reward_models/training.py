@@ -167,7 +167,7 @@ def train_backbone(
     reload: Callable[[], Any],
     track: hf_trainer.Tracking = hf_trainer.untracked,
 ) -> TrainedBackbone:
-    """The backbone, a sequence classifier with a zero head, after the recipe's `lora` or `full` training.
+    """Train the backbone, a sequence classifier with a zero head, as the recipe's mode `lora` or `full` says.
 
     pairs: (chosen, rejected) token ids, `chosen` being what z prefers; held_out: the same, which early stopping judges
     by. noise, held_out_noise: of their labels; the latter is read where each label has an ε of its own. seed: of the

@@ -243,8 +243,8 @@ class EnsembleBonus(CentredBonus):
 
 
 def check_dropout(model: nn.Module) -> None:
-    """ValueError for a model in which training mode switches on no dropout, neither in a layer nor by a rate in its
-    config (summary and classification heads apart)."""
+    """Refuse with a ValueError a model without dropout in training mode, in its layers or by a rate in its config.
+    Summary and classification heads do not count."""
     config: Any = getattr(model, "config", None)
     rates = [module.p for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
     rates += [

@@ -146,7 +146,7 @@ def true_share(agrees: np.ndarray, noise: LabelNoise | LevelledNoise) -> Estimat
 
 
 def mean_factor(noise: LabelNoise | LevelledNoise) -> float:
-    """2α − 1, of each label's the root of the mean square."""
+    """2α − 1; where each label has its own, the root of their mean square."""
     return noise.mean_factor if isinstance(noise, LevelledNoise) else noise.factor
 
 

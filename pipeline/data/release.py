@@ -150,7 +150,7 @@ class ReleaseManifest:
 
     @property
     def largest_noise(self) -> LabelNoise:
-        """The noise of the labels, of those at the largest level where each has its own: a bound on what one tells."""
+        """The noise of the labels; where each has a level, that of the largest, which bounds what one label tells."""
         return LabelNoise.from_json(self.guarantee)
 
     def noise_of(self, rows: Sequence[ReleasedPair]) -> LabelNoise | LevelledNoise:

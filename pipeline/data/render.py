@@ -261,8 +261,8 @@ def keep_fitting_pairs(pairs: Sequence[Any], renderer: Renderer, too_long: str) 
 
 
 def text_count(what: str, read: int, kept: int, renderer: Renderer) -> dict[str, Any]:
-    """An entry of `texts` in a stage's manifest: how many of its `prompts`, `demonstrations` or `pairs` were read, how
-    many were left out as too long, and by which limits (tokens; those of a text bind no prompt alone)."""
+    """An entry of `texts` in a stage's manifest: how many `prompts`, `demonstrations` or `pairs` were read, and how
+    many were too long for which limits, in tokens. The limit of a text does not bind prompts."""
     together = None if what == "prompts" else renderer.max_text_tokens
     limits = {"max_prompt_tokens": renderer.max_prompt_tokens, "max_text_tokens": together}
     return {"what": what, "read": read, "too_long": read - kept, **limits}

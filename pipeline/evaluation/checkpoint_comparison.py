@@ -216,8 +216,8 @@ def load_prompts(source: str) -> list[Prompt]:
 def load_sampler(
     path: str, renderer: Renderer, temperature: float = 1.0, connect: Connect | None = None
 ) -> Callable[[Sequence[Prompt], Sequence[int]], list[str]]:
-    """A function that samples one answer to each prompt, with the noise of its key (`sample_key`). connect: to servers
-    that draw, given the model and the renderer."""
+    """A function that samples one answer to each prompt, with the noise of its key (`sample_key`). connect: gives the
+    drawing function of servers, from the model and the renderer; None: the model draws."""
     device = torch.device(device_type())
     model: Any = load_causal_lm(path, stored_dtype(path, device.type))
     model.to(device)

@@ -125,7 +125,7 @@ class _Kept(_Folder):
                 os.fsync(file.fileno())
 
     def check(self, asked: Mapping[str, Question]) -> None:
-        """UserError where not all of these can be answered."""
+        """Refuse with a UserError questions that cannot all be answered."""
 
     def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
         """(id, private label) of each."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Posterior:
-    """theta (k,) and the inverse covariance information (k, k) = Σ ω δg δgᵀ + λI of the fit, float64; ridge λ. noise:
-    of the next answer, at the largest ε."""
+    """The fit θ (k,) and its inverse covariance `information` (k, k) = Σ ω δg δgᵀ + λI, both float64, with ridge λ.
+    noise: of the next answer, at the largest ε."""
 
     theta: Tensor
     information: Tensor

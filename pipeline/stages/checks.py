@@ -107,7 +107,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def check_policy(settings: PpoConfig) -> None:
-    """Optimiser and trackers of section ppo are installed, and its extra rewards are there and may be used."""
+    """Check that section ppo's optimiser and trackers are installed, and that its extra rewards may be used."""
     check_bits("ppo", settings)
     check_trackers(settings.report_to)
     for place, reward in enumerate(settings.extra_rewards):
@@ -119,7 +119,7 @@ def check_policy(settings: PpoConfig) -> None:
 
 
 def check_model_folder(key: str, path: Path, public: bool) -> None:
-    """A finished reward model that the recipe names under `key` is there and may be used."""
+    """Check that the reward model which the recipe names under `key` is finished and may be used."""
     from private_rlhf.lm.models import load_tokenizer
     from private_rlhf.reward_models.external import check_folder, key_names
 

@@ -73,7 +73,7 @@ def check_strategy(recipe: Recipe, stages: Collection[str], environment: Mapping
 
 
 def row_of(stage: str, recipe: Recipe) -> str:
-    """The row of the table that a stage is under this recipe; an external reward is not trained, as under `head`."""
+    """The row of the table for a stage under this recipe. An external reward is not trained, as in mode `head`."""
     if stage != "reward":
         return stage
     return f"reward.mode {'head' if recipe.reward.external is not None else recipe.reward.mode}"
