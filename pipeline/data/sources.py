@@ -241,15 +241,15 @@ def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
         raise kind(f"{where}: is not valid JSON; each line must be one JSON object") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: is not a JSON object; each line must be one object with named columns")
-    if any(row.get(column) is TWICE for column in wanted):
-        raise UserError(f"{where}: gives a column twice; keep one")
+    if twice := [column for column in wanted if row.get(column) is TWICE]:
+        raise UserError(f"{where}: has column {twice[0]!r} twice; keep one")
     return row
 
 
 def _present(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """The wanted columns that there are, or all. UserError for one that is there twice."""
-    if any(columns.count(name) > 1 for name in wanted):
-        raise UserError(f"{path}: has a column twice; keep one")
+    if twice := [name for name in wanted if columns.count(name) > 1]:
+        raise UserError(f"{path}: has column {twice[0]!r} twice; keep one")
     return [name for name in columns if name in wanted or not wanted]
 
 

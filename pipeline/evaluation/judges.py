@@ -84,7 +84,7 @@ def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) ->
         tree = {"url": url, "model": model or "default", "public": True, "allow_http": allow_http}
         return parse(JudgeSettings, tree, "--judge openai")
     choices = "truth, rm:PATH, lm:PATH, embedding or openai:URL (openai:URL#MODEL names the model)"
-    raise UserError(f"--judge {name}: choose {choices}")
+    raise UserError(f"--judge must be {choices}, got {name}: give one of these")
 
 
 def make_judge(
@@ -189,7 +189,7 @@ class LmJudge:
         self.renderer = Renderer(tokenizer, self.positions, 1)
         self.letters = [tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in "AB"]
         if self.letters[0] == self.letters[1]:
-            raise UserError(f"judge: lm must have other tokens for A and B, got {folder}: choose another judge")
+            raise UserError(f"judge: lm must have different tokens for A and B, got {folder}: choose another judge")
         source, digest = folder.resolve().name, weights_digest(folder)
         self.facts: dict[str, Any] = {"kind": "language model", "source": source, "sha256": digest}
 

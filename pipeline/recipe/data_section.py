@@ -162,6 +162,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         reserved = sorted({"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs))
         if reserved:
-            raise ValueError(f"chat_template_kwargs: {reserved[0]} is set by the stages themselves: remove it")
+            raise ValueError(f"chat_template_kwargs must not hold {reserved[0]}, which the stages set: remove it")
         if self.revision is not None and self.source in ("smollm2", "tiny"):
             raise ValueError(f"revision is for hub ids, and source is {self.source}: remove it")

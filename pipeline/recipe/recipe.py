@@ -84,7 +84,7 @@ class Recipe:
                 "draws of π_ref itself: set evaluate.gibbs_candidates: 0, or ppo.top_p: 1"
             )
         if self.ppo.temperature != 1 and self.aligner == "dpo":
-            raise ValueError("ppo.temperature must be 1 for aligner dpo, which learns at it: set it")
+            raise ValueError(f"ppo.temperature must be 1 for aligner dpo, got {self.ppo.temperature:g}: set it")
         if self.rollout is not None:
             self._check_rollout(self.rollout)
 

@@ -55,7 +55,7 @@ class PrivateDpoTrainer(DPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False) -> Any:
         """Mean loss of the batch; inputs hold 2B sequences, the chosen ones first."""
         if return_outputs:
-            raise ValueError("no outputs are returned: evaluate with the stage")
+            raise ValueError("return_outputs must be false, as the loss has no outputs: evaluate with stage evaluate")
         tokenizer: Any = self.processing_class
         noise = batch_noise(self.noise, inputs)
         batch = _pairs(inputs, tokenizer.pad_token_id, self._sharing)

@@ -180,7 +180,7 @@ def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"--judge": "nonsense"}, "--judge nonsense: choose truth, rm:PATH, lm:PATH, embedding or openai:URL"),
+        ({"--judge": "nonsense"}, "--judge must be truth, rm:PATH, lm:PATH, embedding or openai:URL"),
         ({"--judge": "rm:nowhere"}, "--judge rm: must be a checkpoint folder, got nowhere"),
         ({"--judge": "openai:http://judge.example/v1"}, "url must be https for another machine"),
         ({"--temperature": "0"}, "--temperature must be a finite number > 0, got 0"),

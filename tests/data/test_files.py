@@ -108,7 +108,7 @@ BAD_ARRAYS = {
     "[{'a': 1}]": "must be one whole array",
     "[": "must be one whole array",
     "[" * 100_000: "must be one whole array|is not a JSON object|is not valid JSON",
-    '[{"prompt": "a", "prompt": "b", "chosen": "c", "rejected": "d"}]': "gives a column twice",
+    '[{"prompt": "a", "prompt": "b", "chosen": "c", "rejected": "d"}]': "has column 'prompt' twice",
     '[{"prompt": "\\ud83d", "chosen": "c", "rejected": "d"}]': "lone surrogate",
 }
 

@@ -84,7 +84,7 @@ def test_names_are_read() -> None:
 
 @pytest.mark.parametrize("name", ["", "truth:x", "rm:", "rm", "openai:", "gpt", "truths", "lm:", "lm", "embedding:x"])
 def test_other_names_are_refused_with_the_choices(name: str) -> None:
-    with pytest.raises(UserError, match="choose truth, rm:PATH, lm:PATH, embedding or openai:URL"):
+    with pytest.raises(UserError, match="must be truth, rm:PATH, lm:PATH, embedding or openai:URL"):
         parse_judge(name)
 
 

@@ -110,5 +110,5 @@ def test_a_revision_is_for_hub_ids(checkpoint: Path) -> None:
 
 
 def test_what_the_stages_set_is_no_variable_of_the_template(checkpoint: Path) -> None:
-    with pytest.raises(UserError, match="chat_template_kwargs: tokenize is set by the stages themselves"):
+    with pytest.raises(UserError, match="chat_template_kwargs must not hold tokenize, which the stages set"):
         recipe(checkpoint, model={"chat_template_kwargs": {"tokenize": False}})
