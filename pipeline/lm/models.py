@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from private_rlhf.core.errors import UserError, say
+from private_rlhf.core.errors import UserError, one_line, say
 from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.kernels.linear_layers import speed_up
@@ -107,7 +107,7 @@ def load_causal_lm(
     try:
         model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], revision=revision, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = str(error).splitlines()[0][:200]
+        cause = one_line(str(error), 200)
         raise UserError(f"{path} must be a whole causal-LM checkpoint, got {cause}: check or make it again") from None
     head = model.get_output_embeddings()
     if head is not None:

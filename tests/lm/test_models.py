@@ -161,6 +161,16 @@ def test_a_checkpoint_without_all_weights_is_a_user_error(checkpoint: Path, tmp_
         load_causal_lm(folder, "float32")
 
 
+@pytest.mark.parametrize("cause", ["", "\n", "two\nlines"])
+def test_whatever_a_loader_says_is_one_line(monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError(cause)
+
+    monkeypatch.setattr("private_rlhf.lm.models.load_whole", fails)
+    with pytest.raises(UserError, match=f"got {' '.join(cause.split())}: check or make it again"):
+        load_causal_lm("x", "float32")
+
+
 def test_an_adapter_on_modules_that_are_not_there_is_a_user_error(checkpoint: Path) -> None:
     settings = LoraSettings(rank=2, target_modules=["query"])
     with pytest.raises(UserError, match=r"lora\.target_modules must be modules of the model, got \['query'\]"):
