@@ -134,6 +134,8 @@ class PpoTrainer:
                 a prompt is too long, or the reward is not one finite number per response.
         """
         _check_arguments(policy, tokenizer, reward, prompts, settings)
+        if settings.reference_rollouts:  # of one prompt there are K completions, however often it comes
+            prompts = list({prompt_key(prompt): prompt for prompt in prompts}.values())
         reference = None
         base: Any = policy.get_base_model() if isinstance(policy, PeftModel) else policy
         hidden_size = base.config.hidden_size
@@ -570,6 +572,9 @@ def _check_arguments(policy: Any, tokenizer: Any, reward: Any, prompts: Sequence
         raise UserError("tokenizer must have a chat template and a padding token: set chat_template or pad_token")
     if ignored := [name for name in OF_A_RUN if getattr(settings, name)]:
         raise UserError(f"settings.{ignored[0]} must be left out: only the stages of a recipe read it")
+    draws = settings.baseline if callable(reward) else reward.use_bonus or reward.use_baseline
+    if settings.reference_rollouts and not draws:
+        raise UserError("settings.baseline must be true with reference_rollouts, or nothing is drawn: set it")
     if settings.lora is None and not isinstance(policy, PeftModel) and policy.dtype != torch.float32:
         raise UserError(f"policy must be float32 where settings.lora is None, got {policy.dtype}: call policy.float()")
 

@@ -237,10 +237,21 @@ def test_ppo_refuses_what_it_cannot_train_with(tmp_path: Path) -> None:
         ({"tokenizer": bare}, "tokenizer must have a chat template and a padding token"),
         ({"settings": replace(settings, max_prompts=3)}, "settings.max_prompts must be left out"),
         ({"settings": replace(settings, warm_start="regression")}, "settings.warm_start must be left out"),
+        ({"settings": replace(settings, reference_rollouts=True, baseline=False)}, "settings.baseline must be true"),
         ({"policy": copy.deepcopy(policy).bfloat16()}, "policy must be float32 .*, got torch.bfloat16"),
     ):
         with pytest.raises(UserError, match=f"^{message}"):
             PpoTrainer.from_policy(**{**right, **wrong})
+
+
+def test_ppo_without_recipe_begins_with_the_completions_of_each_prompt(tmp_path: Path) -> None:
+    """A prompt that comes twice has one set of completions."""
+    folder = tiny_checkpoint(tmp_path / "tiny", ["Say hello."])
+    policy, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    settings = PpoConfig(iterations=1, rollouts=2, minibatch_size=2, reference_rollouts=True, reference_samples=3)
+    arguments = (policy, tokenizer, shorter, ["Say.", "Ask.", "Say."], settings)
+    (entry,) = PpoTrainer.from_policy(*arguments, max_response_tokens=4).train()
+    assert entry["rollouts"] == 6
 
 
 def test_ppo_without_recipe_recomputes_layers_if_asked(tmp_path: Path) -> None:
