@@ -39,7 +39,7 @@ def verify_release(folder: str | Path, signer: str | None = None, as_published: 
         UserError: a check fails.
     """
     if signer is not None and not is_public_key(signer):
-        raise UserError("--signer takes a public key of 64 hexadecimal digits, as `private-rlhf ledger show` prints it")
+        raise UserError(f"signer must be 64 hexadecimal digits, got {signer!r}: `private-rlhf ledger show` prints them")
     release = read_release(Path(folder).expanduser())
     release.check_rows()
     difference, copied = unpublished(release.directory), is_copy(release.directory)
