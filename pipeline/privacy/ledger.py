@@ -18,6 +18,7 @@ machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,6 @@ from typing import Any
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import check_epsilon
 from private_rlhf.privacy import events, labelers
 from private_rlhf.privacy.events import EventStore, StagedGeneration
 from private_rlhf.privacy.keys import Lock, PrivacyKey, make_private_folder
@@ -369,8 +369,8 @@ class Reservation:
 
 def _check_stated(epsilon: float) -> None:
     """Before anything is begun: a state without what was released before it would count as a new key's."""
-    if epsilon != 0.0:
-        check_epsilon(epsilon, "--i-know")
+    if not 0.0 <= epsilon < math.inf:
+        raise UserError(f"--i-know must be a finite number of at least 0, got {epsilon:g}: say 0 for no release")
 
 
 def _acquire(lock: Lock, seconds: float) -> None:

@@ -116,7 +116,7 @@ def test_a_ledger_begins_again_with_what_was_released(key: PrivacyKey, stated: f
 @pytest.mark.parametrize("stated", [-1.0, float("inf"), float("nan")])
 def test_nonsense_is_not_stated(key: PrivacyKey, stated: float) -> None:
     shutil.rmtree(key.state.folder)
-    with pytest.raises(UserError, match="--i-know must be a finite number above 0"):
+    with pytest.raises(UserError, match="--i-know must be a finite number of at least 0"):
         Ledger.begin(key, stated)
 
 
