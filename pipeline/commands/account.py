@@ -48,6 +48,8 @@ def person(
     """Print a table of answers per person and their ε within a budget, the best marked; or what answers cost (JSON)."""
     from private_rlhf.accounting import people
 
+    if given and (budget or questions):
+        raise UserError("--answers must be given without --budget and --questions: leave them out")
     if given:
         print_guarantee(people.at_levels, _by_level(given), target_delta)
         return

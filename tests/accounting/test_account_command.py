@@ -35,6 +35,12 @@ def test_person_adds_up_answers_at_several_levels(capsys: Capture) -> None:
         assert "must be" in line
 
 
+def test_person_takes_answers_or_a_budget(capsys: Capture) -> None:
+    for other in ("--budget 1", "--questions 3"):
+        assert main(shlex.split(f"account person --answers 0.1:3 {other}")) == 2
+        assert "--answers must be given without --budget and --questions" in capsys.readouterr().err
+
+
 def test_person_marks_the_best_number_of_answers(capsys: Capture) -> None:
     assert main(shlex.split("account person --budget 2 --questions 20")) == 0
     head, *rows, last = capsys.readouterr().out.splitlines()
