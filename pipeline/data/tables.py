@@ -94,11 +94,11 @@ def release(sorted_batch: pa.Table | pa.RecordBatch, key: PrivacyKey | str | Pat
         UserError: an invalid ε, label or key, or a table of other columns or with nulls.
     """
     mechanism, prf, rows = RandomizedResponse(epsilon), as_key(key).prf, _table(sorted_batch, "sorted_batch")
-    if (rows.schema.names != CANONICAL.names or not pa.types.is_integer(rows["label"].type)
-            or any(column.null_count for column in rows.columns)):  # fmt: skip
+    whole = rows.schema.names == CANONICAL.names and pa.types.is_integer(rows["label"].type)
+    if not whole or any(column.null_count for column in rows.columns):
         names = ", ".join(CANONICAL.names)
         raise UserError(f"sorted_batch must hold {names}, none of them null: give what canonicalize returned")
-    rows = rows.combine_chunks()
+    rows = rows.cast(CANONICAL).combine_chunks()  # engines widen texts and numbers on the way
     keys = np.zeros(len(rows), batches.KEYS)
     keys["id"] = np.frombuffer(bytes.fromhex("".join(rows["record_id"].to_pylist())), ">u8").reshape(-1, 4)
     for name in ("label", "position"):

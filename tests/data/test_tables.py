@@ -80,3 +80,12 @@ def test_a_batch_and_a_part_without_rows(key: Path) -> None:
     assert canonicalize(table.slice(0, 0)).equals(canonicalize(table).slice(0, 0))
     (batch,) = canonicalize(table).to_batches()
     assert release(batch, key, 1.0).equals(release(canonicalize(table), key, 1.0))
+
+
+@pytest.mark.parametrize("text", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_types_that_an_engine_has_changed(key: Path, text: pa.DataType) -> None:
+    """pandas and Polars give large strings and 64 bits."""
+    rows = canonicalize(table_of(20), "who", "which")
+    types = {field.name: text if pa.types.is_string(field.type) else pa.int64() for field in rows.schema}
+    changed = pa.table({name: rows[name].combine_chunks().cast(kind) for name, kind in types.items()})
+    assert release(changed, key, 1.0).equals(release(rows, key, 1.0))
