@@ -11,6 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -147,7 +148,8 @@ class PpoTrainer:
                 policy.requires_grad_(True)
         if settings.gradient_checkpointing:
             recompute_layers(policy)
-        scorer = FunctionScorer(reward, settings.baseline) if callable(reward) else reward
+        baseline = settings.baseline
+        scorer = FunctionScorer(reward, baseline) if callable(reward) else replace(reward, use_baseline=baseline)
         model = PolicyWithValue(policy, hidden_size).eval()
         renderer = Renderer(tokenizer, max_prompt_tokens, max_response_tokens)
         return cls(accelerator or Accelerator(), model, reference, scorer, renderer, prompts, settings, seed)
@@ -572,8 +574,7 @@ def _check_arguments(policy: Any, tokenizer: Any, reward: Any, prompts: Sequence
         raise UserError("tokenizer must have a chat template and a padding token: set chat_template or pad_token")
     if ignored := [name for name in OF_A_RUN if getattr(settings, name)]:
         raise UserError(f"settings.{ignored[0]} must be left out: only the stages of a recipe read it")
-    draws = settings.baseline if callable(reward) else reward.use_bonus or reward.use_baseline
-    if settings.reference_rollouts and not draws:
+    if settings.reference_rollouts and not settings.baseline and (callable(reward) or not reward.use_bonus):
         raise UserError("settings.baseline must be true with reference_rollouts, or nothing is drawn: set it")
     if settings.lora is None and not isinstance(policy, PeftModel) and policy.dtype != torch.float32:
         raise UserError(f"policy must be float32 where settings.lora is None, got {policy.dtype}: call policy.float()")

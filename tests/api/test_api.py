@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from private_rlhf import PpoConfig, PpoTrainer, gibbs_weights, privatize
+from private_rlhf import PpoConfig, PpoTrainer, RewardScorer, gibbs_weights, privatize
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Prompt
 from private_rlhf.lm.base_models import tiny_checkpoint
@@ -252,6 +252,17 @@ def test_ppo_without_recipe_begins_with_the_completions_of_each_prompt(tmp_path:
     arguments = (policy, tokenizer, shorter, ["Say.", "Ask.", "Say."], settings)
     (entry,) = PpoTrainer.from_policy(*arguments, max_response_tokens=4).train()
     assert entry["rollouts"] == 6
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_ppo_without_recipe_subtracts_the_baseline_of_a_scorer_if_asked(tmp_path: Path, baseline: bool) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", ["Say hello."])
+    policy, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    settings, unread = PpoConfig(rollouts=4, baseline=baseline), Any
+    scorer = RewardScorer(unread, unread, use_bonus=False, use_baseline=not baseline)  # type: ignore[arg-type]
+    trainer = PpoTrainer.from_policy(policy, tokenizer, scorer, ["Say."], settings)
+    assert trainer.scorer.has_reference("Say.") != baseline
+    assert scorer.has_reference("Say.") == baseline
 
 
 def test_ppo_without_recipe_recomputes_layers_if_asked(tmp_path: Path) -> None:
