@@ -40,7 +40,7 @@ class RewardScorer:
 
     use_bonus: compute Γ; use_baseline: the mean r̄ of π_ref's completions. Both need `add_reference` for each prompt.
     together: the weights are split over processes. references: by prompt, (d + 1,) float64, the mean gradient of r̄
-    over π_ref's completions, then their mean r̄; (1,) without Γ.
+    over π_ref's completions, then their mean r̄; (1,) without Γ. UserError: Γ without its statistics.
     """
 
     checkpoint: RewardCheckpoint
@@ -50,6 +50,10 @@ class RewardScorer:
     use_baseline: bool = False
     references: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     together: bool = False
+
+    def __post_init__(self) -> None:
+        if self.use_bonus and self.checkpoint.bonus is None:
+            raise UserError("use_bonus must be False for a checkpoint without bonus statistics: set it, or fit them")
 
     def place(self, accelerator: Accelerator) -> None:
         """Put the reward model on the run's device. Where its layers are split over processes, all call `features` and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,11 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> Any:
     model = SimpleNamespace(config=config, weight=torch.zeros(1))
     checkpoint: Any = SimpleNamespace(model=model, bonus=None)
     return scoring.RewardScorer(checkpoint, Renderer(tiny_tokenizer(["a fox runs"]), 40, 8), use_bonus=False)
+
+
+def test_uncertainty_without_its_statistics_is_refused(scorer: Any) -> None:
+    with pytest.raises(UserError, match="use_bonus must be False for a checkpoint without bonus statistics"):
+        replace(scorer, use_bonus=True)
 
 
 def test_every_response_is_read_whole_and_at_the_end_of_its_turn(scorer: Any) -> None:
