@@ -36,7 +36,6 @@ from private_rlhf.privacy.ledger_facts import (
     Budget,
     ReleasePlan,
     added_by,
-    added_delta,
     check_budgets,
     check_cap,
     labeler_facts,
@@ -201,7 +200,7 @@ class Ledger:
         return {
             "key": self._file.key_id,
             "epsilon_total": book.events.epsilon + added_epsilon(spent),
-            "delta_total": added_delta(spent),
+            "delta_total": math.fsum(entry.get("delta", 0.0) for entry in spent),  # of noisy sums, no longer drawn
             "epsilon_of_counts": added_epsilon(spent, ("counts",)),
             "epsilon_stated": added_epsilon(spent, ("stated",)),
             "events": book.events.events,

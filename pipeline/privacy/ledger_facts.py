@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -86,11 +85,6 @@ def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
     if budget is not None and budget.per == per:
         return budget.epsilon
     return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)
-
-
-def added_delta(entries: list[dict[str, Any]]) -> float:
-    """δ of all noisy sums together, which earlier versions released."""
-    return math.fsum(entry.get("delta", 0.0) for entry in entries)
 
 
 def source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
