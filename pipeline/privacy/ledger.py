@@ -366,10 +366,10 @@ class Reservation:
             self._end()
 
 
-def _check_stated(epsilon: float) -> None:
+def _check_stated(stated: float) -> None:
     """Before anything is begun: a state without what was released before it would count as a new key's."""
-    if not 0.0 <= epsilon < math.inf:
-        raise UserError(f"--i-know must be a finite number of at least 0, got {epsilon:g}: say 0 for no release")
+    if not 0.0 <= stated < math.inf:
+        raise UserError(f"--i-know must be a finite number of at least 0, got {stated:g}: say 0 for no release")
 
 
 def _acquire(lock: Lock, seconds: float) -> None:
