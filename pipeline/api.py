@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from private_rlhf.recipe import Recipe
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: str | Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, with overrides such as `ppo.kl_coef=0.2`. UserError: a key or value is invalid."""
     from private_rlhf.recipe import Recipe, load
 
-    return load.load_recipe(Recipe, Path(path), overrides)
+    return load.load_recipe(Recipe, Path(path), [overrides] if isinstance(overrides, str) else overrides)
 
 
 def run(recipe: Recipe, folder: str | Path | None = None, *, start: str | None = None, only: str | None = None) -> Path:

@@ -138,6 +138,14 @@ def test_labels_of_arrays(array: Any) -> None:
     assert privatize(array([1, -1, 1]), 1.0, key, ids) == privatize([1, -1, 1], 1.0, key, ids)
 
 
+def test_one_override_is_taken_whole() -> None:
+    """A text is a sequence of letters, of which the first was refused."""
+    recipe = ROOT / "configs" / "own_data.yaml"
+    one = private_rlhf.load_recipe(recipe, "ppo.kl_coef=0.2")
+    assert one == private_rlhf.load_recipe(recipe, ["ppo.kl_coef=0.2"])
+    assert one.ppo.kl_coef == 0.2
+
+
 def test_gibbs_weights_are_numbers() -> None:
     assert gibbs_weights(np.zeros(4), 1.0).tolist() == [0.25] * 4
 
