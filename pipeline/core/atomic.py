@@ -44,9 +44,9 @@ def new_file(path: Path, mode: int = 0o644, *, beside: Path | None = None, durab
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes `text` (UTF-8) to `path` atomically."""
+    """Write `text` (UTF-8) to `path` atomically; half a surrogate pair becomes its escape, which JSON reads back."""
     with new_file(path, mode) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_page(path: Path, text: str) -> None:

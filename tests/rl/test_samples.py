@@ -84,7 +84,7 @@ def test_rows_of_an_iteration_that_is_done_again_are_dropped(tmp_path: Path) -> 
     tracking.forget_samples(path, 3)
     tracking.append_samples(path, [])
     assert not path.exists()
-    rows = [{"iteration": i, "response": "line\u2028separator"} for i in range(5)]
+    rows = [{"iteration": i, "response": "a line\u2028separator, half a pair \ud800"} for i in range(5)]
     tracking.append_samples(path, rows)
     tracking.forget_samples(path, 3)
     assert [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] == rows[:3]
