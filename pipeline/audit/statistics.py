@@ -162,7 +162,7 @@ def numbers(suffix: str, text: str) -> Iterator[tuple[str, float]]:
         with suppress(DocumentError):  # then its numbers are read line by line
             yield from _flat(parse(text), "")
             return
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a text in JSON may hold the other line breaks
         if suffix == ".jsonl":
             with suppress(DocumentError):
                 yield from _flat(parse(line), "")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from private_rlhf.audit.judge import upper_tail
 from private_rlhf.audit.mechanism_bound import FALSE_ALARM, Audit, audit_outcomes
+from private_rlhf.audit.statistics import numbers
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.privacy.local import privatize_label
@@ -146,3 +147,8 @@ def test_a_broken_mechanism_is_caught_through_its_outputs() -> None:
 def test_an_audit_needs_both_labels() -> None:
     with pytest.raises(UserError, match="outputs of both labels"):
         audit_outcomes([1], [], 1.0)
+
+
+def test_a_row_is_one_row_whatever_breaks_its_texts_hold() -> None:
+    """Cut at U+2028, a row was no JSON any more, and its numbers lost their names."""
+    assert list(numbers(".jsonl", '{"raw": {"mtime": 5}, "text": "x\u2028y"}\n')) == [("raw.mtime", 5.0)]
