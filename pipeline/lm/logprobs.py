@@ -28,7 +28,8 @@ class TokenBatch:
 
     - rows: R rows of T tokens, of the B prompts with their responses.
     - response_ids, response_mask: (B, C) int64, right-padded; the mask is 1 on real response tokens that count.
-    - before: (N,) int64 index into the R·T columns: the one that predicts each such token, in the mask's order.
+    - tokens: (N,) int64: those tokens, in the mask's order.
+    - before: (N,) int64 index into the R·T columns: the one that predicts each of them.
     - layers: bottom layers that are left out (`skip_layers`).
     - states: (R, T, d) what enters the layer above them; None to start from the tokens.
     """
@@ -36,14 +37,10 @@ class TokenBatch:
     rows: Rows
     response_ids: torch.Tensor
     response_mask: torch.Tensor
+    tokens: torch.Tensor
     before: torch.Tensor
     layers: int = 0
     states: torch.Tensor | None = None
-
-    @property
-    def tokens(self) -> torch.Tensor:
-        """(N,) int64: the real response tokens."""
-        return self.response_ids[self.response_mask.bool()]
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """(N,) of the real response tokens -> (B, C), 0 at padding."""
@@ -54,16 +51,16 @@ class TokenBatch:
         """The batch as seen by the layers above the bottom `layers`, into which `states` (R, T, d) go."""
         return replace(self, layers=layers, states=states)
 
-    def states_of(self, states: torch.Tensor, row: int) -> torch.Tensor:
-        """The part of (R, T, d) that belongs to sequence `row` (its length, d)."""
-        return states.flatten(0, 1)[self.rows.paths[row]]
+    def states_of(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """The part of (R, T, d) that belongs to each sequence (its length, d)."""
+        return [states.flatten(0, 1)[columns] for columns in self.rows.columns]
 
     def placed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The inverse: (R, T, d) from one part per sequence; 0 at padding."""
         shape = (*self.rows.input_ids.shape, parts[0].shape[-1])
         states = torch.zeros(shape, dtype=parts[0].dtype, device=parts[0].device)
-        for path, part in zip(self.rows.paths, parts, strict=True):
-            states.view(-1, shape[-1])[path] = part
+        for columns, part in zip(self.rows.columns, parts, strict=True):
+            states.view(-1, shape[-1])[columns] = part
         return states
 
 
@@ -85,13 +82,14 @@ def token_batch(
     response_mask, _ = pad_rows(flags, 0, device)
     sequences = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     rows = make_rows(sequences, pad_token_id, device, sharing)
-    before = [
-        column
-        for prompt, path, count in zip(prompts, rows.paths, flags, strict=True)
-        for column, counts in zip(path[len(prompt) - 1 : -1], count, strict=True)
+    counted = [
+        place
+        for prompt, response, path, count in zip(prompts, responses, rows.paths, flags, strict=True)
+        for *place, counts in zip(response, path[len(prompt) - 1 : -1], count, strict=True)
         if counts
     ]
-    return TokenBatch(rows, response_ids, response_mask, torch.tensor(before, dtype=torch.long, device=device))
+    tokens, before = torch.tensor(counted, dtype=torch.long).view(-1, 2).T.contiguous().to(device)
+    return TokenBatch(rows, response_ids, response_mask, tokens, before)
 
 
 def response_forward(

@@ -63,6 +63,12 @@ class Rows:
         return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
 
     @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """`paths`, each int64, sent to the device together: it would wait for each list that indexes it."""
+        joined = torch.tensor([column for path in self.paths for column in path], device=self.ends.device)
+        return joined.split([len(path) for path in self.paths])
+
+    @property
     def last(self) -> Tensor:
         """(N,) int64: the column, counted over all, of each sequence's last token."""
         return torch.tensor([path[-1] for path in self.paths], device=self.ends.device)

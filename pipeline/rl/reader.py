@@ -92,7 +92,7 @@ class PolicyReader:
     def _keep(self, batch: TokenBatch, states: torch.Tensor, picked: Sequence[int], tokens: int) -> None:
         """Keeps what enters the first adapted layer for the updates, if that of all `tokens` is not too much."""
         if tokens * states.shape[-1] * states.element_size() <= KEPT_BYTES:
-            self._states |= {index: batch.states_of(states, row) for row, index in enumerate(picked)}
+            self._states |= dict(zip(picked, batch.states_of(states), strict=True))
 
     def _reference_logprobs(self, batch: TokenBatch) -> torch.Tensor:
         """(B, C) log-probabilities under π_ref."""

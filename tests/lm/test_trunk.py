@@ -81,7 +81,7 @@ def test_states_go_from_one_make_up_of_rows_to_another() -> None:
     together = token_batch(PROMPTS, RESPONSES, 0, CPU, sharing=sharing)
     with record_states(model, layers) as states:
         expected = together.spread(token_logprobs(response_forward(model, together)[0], together.tokens))
-    kept = [together.states_of(states[0], row) for row in range(3)]
+    kept = together.states_of(states[0])
     assert [len(part) for part in kept] == [len(p) + len(r) for p, r in zip(PROMPTS, RESPONSES, strict=True)]
     for picked in ([2, 0], [1], [0, 1, 2]):
         batch = token_batch([PROMPTS[i] for i in picked], [RESPONSES[i] for i in picked], 0, CPU, sharing=sharing)
