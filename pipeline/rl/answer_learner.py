@@ -132,18 +132,17 @@ class AnswerLearner:
         trainer, settings = self.trainer, self.settings
         device, rows = trainer.accelerator.device, [row for group in groups for row in group]
         batch = trainer.reader.batch([answers.prompts[i] for i in rows], [answers.responses[i] for i in rows], rows)
+        # Before the forward pass: what is sent to a GPU waits for all that it was given before.
+        columns = (answers.score, answers.reference_logprob, answers.logprob, number - answers.iteration)
+        score, reference, drawn, ages = torch.stack([column[rows] for column in columns]).to(device)
+        places = torch.tensor([place for place, group in enumerate(groups) for _ in group], device=device)
         with precision(trainer.accelerator):
             tokens, values, _ = trainer.model(batch, trainer.config.temperature)
         unused = 0.0 * values.sum()  # the value head takes part, as wrappers of several processes ask
         if not rows:
             return unused + 0.0 * tokens.sum()
         logprobs = tokens.sum(dim=1)
-        score, reference, drawn = (
-            column[rows].to(device) for column in (answers.score, answers.reference_logprob, answers.logprob)
-        )
-        ages = (number - answers.iteration[rows]).to(device)
         weights = importance_weights(logprobs, drawn, ages, settings.max_age, settings.importance_clip)
-        places = torch.tensor([place for place, group in enumerate(groups) for _ in group], device=device)
         loss = variance_loss(logprobs - reference, score, self.kl_coef, places, weights, settings.huber_delta)
         return self.kl_coef * loss + unused
 

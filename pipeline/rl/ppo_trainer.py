@@ -509,17 +509,17 @@ class PpoTrainer:
         """Summed loss of one micro-batch and the sums that are logged; 0 of an empty one."""
         config, rows = self.config, list(picked)
         batch = self.reader.batch([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows], rows)
-        width = batch.response_ids.shape[1]
-        mask = rollout.mask[rows, :width]
+        width, places = batch.response_ids.shape[1], torch.tensor(rows, dtype=torch.long, device=rollout.mask.device)
+        mask = rollout.mask[places, :width]
         with precision(self.accelerator):
             logprobs, values, entropy = self.model(batch, config.temperature, entropy=config.entropy_coef > 0)
         if not rows:
             return 0.0 * (logprobs + values).sum(), torch.zeros(len(LOSSES), device=self.accelerator.device)
         policy = clipped_policy_loss(
-            logprobs, rollout.logprobs[rows, :width], targets.advantages[rows, :width], mask, config.clip_range
+            logprobs, rollout.logprobs[places, :width], targets.advantages[places, :width], mask, config.clip_range
         )
         value = clipped_value_loss(
-            values, rollout.values[rows, :width], targets.returns[rows, :width], mask, config.value_clip_range
+            values, rollout.values[places, :width], targets.returns[places, :width], mask, config.value_clip_range
         )
         bonus = (entropy * mask).sum() if entropy is not None else torch.zeros_like(value)
         active = 0.0 if iteration < config.warmup_iterations else 1.0

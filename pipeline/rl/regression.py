@@ -29,7 +29,7 @@ def variance_loss(
         log_ratios: (B,) float, log π(y|x) − log π_ref(y|x) of whole answers, nats; carries the gradient.
         scores: (B,) float, r̂.
         kl_coef: coefficient of KL(π‖π_ref) in J, > 0.
-        groups: (B,) int64 from 0 on; answers with the same number answer the same prompt. A group lies whole in a call.
+        groups: (B,) int64 in [0, B); answers with the same number answer the same prompt. A group lies whole in a call.
         weights: (B,) float ≥ 0 without gradient, as from `importance_weights`; default 1.
         huber_delta: nats, > 0; residuals beyond it count linearly (Huber). None: squares.
 
@@ -38,10 +38,9 @@ def variance_loss(
     """
     residuals = scores / kl_coef - log_ratios
     weights = torch.ones_like(residuals) if weights is None else weights
-    count = int(groups.max()) + 1
 
     def total(values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(count).index_add(0, groups, values)
+        return torch.zeros_like(values).index_add(0, groups, values)  # no more groups than answers
 
     weight = total(weights).clamp_min(torch.finfo(weights.dtype).tiny)
     centred = residuals - (total(weights * residuals) / weight)[groups]
