@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -125,8 +126,12 @@ class RewardScorer:
 
     def _reward(self, features: torch.Tensor) -> torch.Tensor:
         """r̄ (B,) float32 on the CPU, where features and the statistics of Γ are, wherever the model is."""
-        model = self.checkpoint.model
-        return bounded_reward(model.raw_score_of(features.to(model.weight.device)), model.reward_bound).detach().cpu()
+        return bounded_reward(features.float() @ self._weight, self.checkpoint.model.reward_bound)
+
+    @cached_property
+    def _weight(self) -> torch.Tensor:
+        """w (f,) float32 on the CPU, which waits for the device once and not for every prompt."""
+        return self.checkpoint.model.weight.detach().float().cpu()
 
 
 def load_scorer(
