@@ -87,10 +87,11 @@ class Sampler:
         """Results for (index, prompt) pairs; they depend on index and prompt, not on how prompts are sharded."""
         least = LEAST_CENTRING if self.scorer.use_bonus else 1  # Γ is centred with them
         candidate_rows = self._draw(self.reference, prompts, max(candidates, least), "candidate", "candidates of π_ref")
-        self._centre(prompts, candidate_rows)
+        features = self._centre(prompts, candidate_rows)
         reference = self._draw(self.reference, prompts, samples_per_prompt, "reference", "answers of π_ref")
         policy = self._draw(self.policy, prompts, samples_per_prompt, "policy", "answers of the policy")
-        groups = [self._answers(prompts, rows, kl=rows is policy) for rows in (reference, policy, candidate_rows)]
+        groups = [self._answers(prompts, reference), self._answers(prompts, policy, kl=True),
+                  self._answers(prompts, candidate_rows, features)]  # fmt: skip
         return [
             PromptResult(index, prompt, theirs, ours, others[:candidates])
             for (index, prompt), theirs, ours, others in zip(prompts, *groups, strict=True)
@@ -105,22 +106,27 @@ class Sampler:
         flat = self.engine.draw(model, ids, keys, self.sampling, model is self.reference, self._bar(label))
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
-    def _centre(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]]) -> None:
-        """Centres Γ with the draws of π_ref."""
-        for (_, prompt), rows in zip(prompts, samples, strict=True):
+    def _centre(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]]) -> torch.Tensor | None:
+        """Centres Γ, where it is used, with the draws of π_ref; returns their features."""
+        if not self.scorer.use_bonus:
+            return None
+        repeated = [prompt for _, prompt in prompts for _ in samples[0]]
+        texts = [self.renderer.text(row) for rows in samples for row in rows]
+        features = self.scorer.features(repeated, texts, self._bar("scoring"))
+        for (_, prompt), own in zip(prompts, features.split(len(samples[0])), strict=True):
             if not self.scorer.has_reference(prompt):
-                texts = [self.renderer.text(row) for row in rows]
-                self.scorer.add_reference(prompt, self.scorer.features([prompt] * len(texts), texts))
+                self.scorer.add_reference(prompt, own)
+        return features
 
-    def _answers(
-        self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]], kl: bool
-    ) -> list[list[Answer]]:
-        """Scores of every answer; KL along it where asked for, else 0."""
+    def _answers(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]],
+                 features: torch.Tensor | None = None, kl: bool = False) -> list[list[Answer]]:  # fmt: skip
+        """Scores of every answer, from its features where they are known; KL along it where asked for, else 0."""
         count = len(samples[0])
         repeated = [prompt for _, prompt in prompts for _ in range(count)]
         rows = [row for group in samples for row in group]
         texts = [self.renderer.text(row) for row in rows]
-        scores = self.scorer.score(repeated, texts, self._bar("scoring"))
+        scores = (self.scorer.score(repeated, texts, self._bar("scoring")) if features is None
+                  else self.scorer.score_features(repeated, features))  # fmt: skip
         kls = self._kl(repeated, rows) if kl else [0.0] * len(rows)
         truths = [None if self.truth is None else self.truth(plain_prompt(prompt), text)
                   for prompt, text in zip(repeated, texts, strict=True)]  # fmt: skip
