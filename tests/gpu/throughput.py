@@ -150,9 +150,8 @@ class Published(peer_ppo_loops.ReferenceLoop):
 class Ours(peer_ppo_loops.OurLoop):
     """The project's trainer with models made on the device."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, lora: LoraSettings = LoraSettings()) -> None:  # noqa: B008 - frozen
         settings, renderer = task.settings, task.renderer
-        lora = LoraSettings()
         config = PpoConfig(
             rollouts=len(settings["prompts"]),
             ppo_epochs=settings["epochs"],

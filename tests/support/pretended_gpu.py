@@ -43,7 +43,8 @@ GPU = torch.device("gpu", 0)
 PIECE = 512
 """Bytes of which the allocator of CUDA gives out multiples."""
 TOKEN, MANY = 7, 1 << 20
-"""Integers that the host reads from the GPU: several are token ids, one is a count."""
+"""Integers that the host reads from the GPU: several are token ids, one is a count. Of other numbers, several are 1
+and one is 0."""
 
 
 class PretendedGpu(FakeTensorMode):
@@ -51,12 +52,16 @@ class PretendedGpu(FakeTensorMode):
 
     - live, peak: bytes of tensors on the GPU, now and at most.
     - waits: how often the host waited for a number of the GPU, by function of the project.
+    - sends: how often it sent some, for which CUDA lets it wait as well unless told not to.
+    - talks: how often processes joined in something on tensors of their GPUs.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.live = self.peak = 0
         self.waits: Counter[str] = Counter()
+        self.sends: Counter[str] = Counter()
+        self.talks: Counter[str] = Counter()
         self.storages: set[int] = set()
         self.true: set[int] = set()
         self.sent: dict[int, Tensor] = {}
@@ -73,6 +78,11 @@ class PretendedGpu(FakeTensorMode):
         name = func._schema.name.removeprefix("aten::")
         if not fakes and (target is None or target.type == "cpu" or name.endswith("pin_memory")):
             return args[0] if name.endswith("pin_memory") else func(*args, **kwargs)
+        if func.namespace == "c10d":  # numbers are made up: none need to be sent
+            self.talks[place()] += 1
+            group = next(each for each in args if isinstance(each, torch.ScriptObject))
+            with torch._C._DisableTorchDispatch():
+                return args[0], torch.ops.c10d.barrier(fakes[0], group, [])
         if name == "_local_scalar_dense":
             return self._read(fakes[0]).item()
         if fakes and target is not None and target.type == "cpu":
@@ -85,6 +95,8 @@ class PretendedGpu(FakeTensorMode):
         if target is not None:
             kwargs |= {"device": GPU} | ({"pin_memory": False} if "pin_memory" in kwargs else {})
             if name == "_to_copy" and not fakes:
+                if not kwargs.get("non_blocking"):
+                    self.sends[place()] += 1
                 made = self._new(tuple(args[0].shape), kwargs.get("dtype") or args[0].dtype)
                 self.sent[made.untyped_storage()._cdata] = args[0]
                 return made
@@ -113,6 +125,8 @@ class PretendedGpu(FakeTensorMode):
         value: float = key in self.true
         if fake.dtype == torch.int64:
             value = TOKEN if fake.dim() else MANY
+        elif fake.is_floating_point() and fake.dim():
+            value = 1.0
         return torch.full(fake.shape, value, dtype=fake.dtype)
 
     def _count(self, storage: Any, true: bool) -> None:
@@ -134,11 +148,16 @@ class PretendedGpu(FakeTensorMode):
         self.live -= size
 
     def _wait(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not str(frame.f_globals.get("__name__")).startswith("private_rlhf."):
-            frame = frame.f_back
-        place = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "elsewhere"
-        self.waits[place.removeprefix("private_rlhf.")] += 1
+        self.waits[place()] += 1
+
+
+def place() -> str:
+    """The innermost function of the project that runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("private_rlhf."):
+        frame = frame.f_back
+    name = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "elsewhere"
+    return name.removeprefix("private_rlhf.")
 
 
 def fused_attention(
@@ -168,8 +187,9 @@ def pretended_gpu() -> Iterator[tuple[PretendedGpu, FlopCounterMode]]:
         # A fake tensor would read its list number by number, where a GPU sends all of them at once.
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist()))
         stack.enter_context(mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention))
-        for owner, name in ((PartialState, "default_device"), (TrainingArguments, "device")):
-            stack.enter_context(mock.patch.object(owner, name, GPU))
+        stack.enter_context(mock.patch.object(PartialState, "default_device", GPU))
+        arguments = property(lambda arguments: arguments._setup_devices and GPU)  # which begin accelerate's state
+        stack.enter_context(mock.patch.object(TrainingArguments, "device", arguments))
         AcceleratorState._reset_state(reset_partial_state=True)
         stack.callback(AcceleratorState._reset_state, reset_partial_state=True)
         yield stack.enter_context(gpu), stack.enter_context(operations)

@@ -40,16 +40,16 @@ def run_two(worker: str, folder: Path) -> Path:
 
 
 @contextmanager
-def gloo_pair(folder: Path, rank: int, **environment: str) -> Iterator[World]:
+def gloo_pair(folder: Path, rank: int, backend: str = "gloo", **environment: str) -> Iterator[World]:
     """In a worker, to its end: it joins the other one, and leaves without the interpreter's clean-up.
 
     What FSDP2 caches keeps gloo's threads alive; one of them that wants Python's lock while Python ends aborts the
     process now and then, on a busy machine.
     """
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ.update(own, ACCELERATE_USE_CPU="true", **environment)
+    os.environ.update(own | {"ACCELERATE_USE_CPU": "true"} | environment)
     rendezvous = f"file://{folder / 'rendezvous'}"
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    torch.distributed.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=2)
     yield World(rank, 2)
     torch.distributed.barrier()  # neither leaves while the other still waits for what it sent
     sys.stderr.flush()
