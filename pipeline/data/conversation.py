@@ -85,12 +85,14 @@ def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
 
 
 def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: str) -> None:
-    """RowError for a key of a message that is not among `keys`, and, unless special tokens are kept, for marks."""
+    """RowError for a key of a message that is not among `keys`, and, unless special tokens are kept, for marks.
+    UnicodeEncodeError for a lone surrogate, which a text inside a text can still hold as an escape."""
     messages = [message for text in texts if not isinstance(text, str) for message in text]
     read = {"role", "content", *keys, *(["tool_call_id"] if "tool_calls" in keys else [])}
     if unread := sorted({repr(key) for message in messages if len(message) > 2 for key in message if key not in read}):
         raise RowError(f"holds a message with {unread[0]}, {NOT_READ}")
     contents = [*(text for text in texts if isinstance(text, str)), *(str(message["content"]) for message in messages)]
+    "".join(contents).encode()
     if special_tokens == "error" and any(map(_is_templated, contents)):
         raise MarkedTexts(MARKED)
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_prompts
 from private_rlhf.data.layout import read_preferences
+from private_rlhf.data.source_summary import summary_of
 from private_rlhf.data.sources import source_chunks
 from private_rlhf.privacy.keys import PrivacyKey
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
 from support.plain_release import release_pairs
 from support.preference_files import (
+    assistant,
     explicit,
     triples,
+    write_csv,
     write_jsonl,
     write_jsonl_gz,
     write_parquet,
@@ -119,6 +124,20 @@ def test_lone_surrogate_escape(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(LINE + LINE.replace('"a"', '"\\ud83d\\ude00"') + LINE.replace('"a"', '"\\ud83d"'))
     fails(path, r"line 3: holds a lone surrogate, which is not valid Unicode; repair or remove the row")
+
+
+@pytest.mark.parametrize("form", ["messages", "kaggle"])
+def test_a_lone_surrogate_in_a_written_list(tmp_path: Path, form: str) -> None:
+    """The Kaggle table of the arena holds some; a look at the source names the row too."""
+    if form == "kaggle":
+        hot = {"winner_model_a": 0, "winner_model_b": 1, "winner_tie": 0}
+        row = {"prompt": '["q"]', "response_a": '["\\ud83d"]', "response_b": '["b"]', **hot}
+    else:
+        row = {"prompt": "q", **{name: json.dumps(assistant(f"\ud83d{name}")) for name in ("chosen", "rejected")}}
+    path = write_csv(tmp_path, [row])
+    fails(path, r"row 1: holds a lone surrogate, which is not valid Unicode; repair or remove the row")
+    with pytest.raises(UserError, match="row 1: holds a lone surrogate"):
+        summary_of(str(path), None, Options())
 
 
 def test_byte_order_mark_and_line_ends(tmp_path: Path) -> None:
