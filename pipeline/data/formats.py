@@ -56,6 +56,7 @@ NEARLY = (
     "begins or ends like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
 )
+ONE_SIDED = "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both"
 _WHERE = "one of 'chosen'/'rejected'"
 
 
@@ -263,8 +264,11 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
     texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
-    repeated = sum(all(row[name].startswith(row["prompt"]) for name in PAIR) for row in texts)
+    starts = [[row[name].startswith(row["prompt"]) for name in PAIR] for row in texts]
+    repeated = sum(map(all, starts))
     inside = sum(all(row["prompt"].strip() in row[name] for name in PAIR) for row in texts)
+    if 2 * sum(one != other for one, other in starts) > len(texts):
+        raise RowError(ONE_SIDED)
     if texts and repeated >= SHARE * len(texts):
         return repeated_text
     if inside > (1 - SHARE) * len(texts):
@@ -392,7 +396,10 @@ def prompted_dialogue(row: Row) -> Converted:
     if not (is_transcript(prompt) and _ends_before_answer(prompt, sides)):
         raise RowError("column 'prompt' is not a transcript that ends with 'Assistant:', as in the first row; repair")
     if head.endswith(ASSISTANT):
-        sides = [ASSISTANT + side for side in sides]
+        repeated = [transcript(side).startswith(head) for side in sides]
+        if len(set(repeated)) > 1:
+            raise RowError(ONE_SIDED)
+        sides = [ASSISTANT + (transcript(side)[len(head) :] if all(repeated) else side) for side in sides]
     chosen, rejected = (transcript_turns(transcript(side), head) for side in sides)
     context = transcript_turns(head.removesuffix(ASSISTANT), head)
     check_turns(context, (chosen, rejected), _WHERE)

@@ -117,6 +117,7 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         TALK,
         {},
     ),
+    "transcript as prompt, repeated in the responses": ({"prompt": human("").strip(" "), **both(human)}, TALK, {}),
     "question": ({"question": Q, **PAIR}, TEXTS, {}),
     "instruction": ({"instruction": Q, **PAIR, "source": "x"}, TEXTS, {}),
     "system column": (
@@ -337,6 +338,16 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "prompt inside the responses": (
         {"prompt": Q, **both(lambda a: f"Q: {Q} A: {a}")},
         "of the first 2 rows 2 hold their prompt in both responses, and 0 of them exactly at the start",
+        {},
+    ),
+    "prompt inside one response": (
+        {"prompt": Q, "chosen": A, "rejected": f"{Q} {B}"},
+        "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both",
+        {},
+    ),
+    "transcript as prompt, repeated in one response": (
+        {"prompt": human("").strip(" "), "chosen": human(A), "rejected": f" {B}"},
+        "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both",
         {},
     ),
     "no prompt": ({**PAIR, "task": Q}, "share no prompt: of the first 2 rows 0 begin alike for 8 characters", {}),
