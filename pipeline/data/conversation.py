@@ -59,7 +59,7 @@ _LIST = re.compile(
 )
 """The beginning of a list of messages as text, also of one that was written twice."""
 _HEAD = re.compile(r"\s*(System|Human|User):")
-_NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
+_NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|prompter|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
 _NEARLY_END = re.compile(r"\bassistant\W{0,3}:\s*$", re.IGNORECASE)
 
 

@@ -350,6 +350,12 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both",
         {},
     ),
+    "OASST pairs": ({"prompt": f"prompter: {Q}", **PAIR}, "begins or ends like a transcript, in a form", {}),
+    "responses that say who speaks": (
+        {"prompt": Q, **both(lambda a: f"\n\nAssistant: {a}")},
+        "begins or ends like a transcript, in a form",
+        {},
+    ),
     "no prompt": ({**PAIR, "task": Q}, "share no prompt: of the first 2 rows 0 begin alike for 8 characters", {}),
     "answers that begin alike": (
         {"chosen": "The sky is blue", "rejected": "The sky is red"},
