@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -35,6 +35,8 @@ from private_rlhf.data.declared_columns import (
     TIE,
     Options,
     column_value,
+    letter,
+    meaning,
 )
 from private_rlhf.data.formats import (
     Converted,
@@ -54,6 +56,7 @@ from private_rlhf.data.sources import TWICE, Part, Row, open_source, two_spellin
 from private_rlhf.privacy.batches import Columns, blank_texts, edge_bytes
 from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, encode_text, fold_name, is_blank, record_id
 
+MODELS = ("model_a", "model_b")
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
 DOOR = (
     "; response_a and response_b with a label are read by --label-column and --labels (data.label_column, data.labels),"
@@ -321,7 +324,7 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
     for each in parts:
-        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *BESIDE_PROMPT, "record_id")))
+        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *BESIDE_PROMPT, *MODELS, "record_id")))
         for number, _ in first[:1]:
             with naming(f"{each.name}, {each.unit} {number}"):
                 return _choose(layout, names, [row for _, row in first])
@@ -339,6 +342,7 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         if any(name not in first for name in pair):
             with _own_names(options):
                 check_pair(first if options.labels is None else _as_pair(first), DOOR)
+        _refuse_names(rows, names, options)
         layout = _with_prompt(layout, names, rows, pair)
         lists = [first[name] for name in pair if isinstance(first[name], list)] if options.labels is None else []
         if any(each and all(isinstance(text, str) for text in each) for each in lists):
@@ -364,6 +368,26 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
     layout = replace(layout, convert=converter, unread=tuple(unread))
     _refuse_released(layout, first)
     return layout
+
+
+def _refuse_names(rows: Sequence[Row], names: Sequence[str], options: Options) -> None:
+    """RowError for names in the place of texts in `chosen` and `rejected`, and for labels that name a row's models."""
+    if options.labels is None:
+        if all(_are_names(row, {name.lower() for name in names}) for row in rows):
+            raise RowError("holds names of columns or models in 'chosen' and 'rejected'; put the texts there")
+        return
+    means = meaning(options.labels)
+    meant = [[means.get(letter(row.get(name))) for name in MODELS] for row in rows]
+    if not any(None in each for each in meant) and any(each != [1, -1] for each in meant):
+        declared = f"declares models by {options.key('labels')}, and these change places"
+        raise RowError(f"{declared}; write in the label which response it prefers")
+
+
+def _are_names(row: Row, names: Collection[str]) -> bool:
+    """True for two responses that are the row's models, or ends of names of columns: b and a, of output_a, output_b."""
+    one, other, *models = (str(row.get(name)).strip().lower() for name in (*PAIR, *MODELS))
+    ends = any(name.endswith(one) and name.removesuffix(one) + other in names for name in names)
+    return one != other and (ends or {one, other} == {*models})
 
 
 def _with_prompt(layout: Layout, names: tuple[str, ...], rows: list[Row], pair: tuple[str, str]) -> Layout:

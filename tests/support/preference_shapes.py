@@ -143,6 +143,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         TEXTS,
         {"label_column": "winner", "labels": "model_a=a,model_b=b,tie=tie"},
     ),
+    "the winner as a model, in places that stay": (
+        AB | {"model_a": "m", "model_b": "n", "label": "n"},
+        TEXTS,
+        LABEL | {"labels": "m,n"},
+    ),
     "1.0 is 1": (AB | {"label": "0.0"}, TEXTS, LABEL | {"labels": "1,0"}),
     "mapped values": (AB | {"label": "right"}, TEXTS, LABEL | {"labels": "left=a,right=b,both=tie"}),
     "signed strength": (AB | {"label": -3}, TEXTS, LABEL | {"labels": ">0,<0"}),
@@ -398,6 +403,26 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {"prompt": Q, "chosen": [A, Q], "rejected": [B, Q]},
         "several texts on both sides, which may be turns",
         {"ties": "coin"},
+    ),
+    "names of columns, not texts": (
+        {"prompt": Q, "response_1": B, "response_2": A, "chosen": "response_2", "rejected": "response_1"},
+        "holds names of columns or models in 'chosen' and 'rejected'; put the texts there",
+        {},
+    ),
+    "letters of columns, not texts": (
+        AB | {"chosen": "B", "rejected": "A"},
+        "holds names of columns or models in 'chosen' and 'rejected'; put the texts there",
+        {},
+    ),
+    "models, not texts": (
+        {"prompt": Q, "x": B, "y": A, "model_a": "m", "model_b": "n", "chosen": "n", "rejected": "m"},
+        "holds names of columns or models in 'chosen' and 'rejected'; put the texts there",
+        {},
+    ),
+    "the winner as a model, in places that change": (
+        AB | {"model_a": "m", "model_b": "n", "label": "n"},
+        "declares models by --labels, and these change places; write in the label which response it prefers",
+        LABEL | {"labels": "n,m"},
     ),
     "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
     "label beyond any float": (
