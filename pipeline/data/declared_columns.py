@@ -28,7 +28,8 @@ CONVERSATIONS = ("messages", "conversation", "context")
 """Columns that may hold it where there is none of `PROMPTS`."""
 SYSTEMS = ("system", "system_prompt", "system_message")
 LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history", "chat_history",
-         "conversation_history", "context", "documents")  # fmt: skip
+         "conversation_history", "dialogue_history", "context", "passage", "document", "documents", "image_path",
+         "image_url", "initial_reason_steps")  # fmt: skip
 BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
 """Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
 data.message_keys names it."""

@@ -411,7 +411,16 @@ def _with_prompt(layout: Layout, names: tuple[str, ...], rows: list[Row], pair: 
         listed = ", ".join(map(repr, prompts))
         raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
     empty = tuple(name for name in candidates if name not in prompts)
+    if known == ("prompt",) and "input" in names and "input" not in beside and not _is_inside("input", rows):
+        empty = (*empty, "input")
     return replace(layout, prompt=(*prompts, "prompt")[0], watched=empty)
+
+
+def _is_inside(name: str, rows: Sequence[Row]) -> bool:
+    """True for a column with some text, all of which the prompts hold, or beside messages."""
+    texts = [(str(row.get(name) or "").strip(), row.get("prompt")) for row in rows]
+    talks = any(not isinstance(prompt, str) or is_written_list(prompt) for _, prompt in texts)
+    return talks or (any(text for text, _ in texts) and all(text in str(prompt) for text, prompt in texts))
 
 
 def _answers_only(response: Any) -> bool:

@@ -105,9 +105,12 @@ def test_an_empty_column_of_the_prompt_stays_empty(tmp_path: Path) -> None:
         UserError, match="line 301: has the column 'input', which belongs to the prompt and is not read"
     ):
         read(tmp_path, [*rows, rows[0] | {"input": "Tea"}], {})
+    beside: list[Row] = [{"prompt": f"{Q} {i}", "input": None, **PAIR} for i in range(300)]
+    with pytest.raises(UserError, match="line 301: has the column 'input', which belongs to the prompt and is not"):
+        read(tmp_path, [*beside, beside[0] | {"input": "Tea"}], {})
 
 
-@pytest.mark.parametrize("column", ["system", "history", "images"])
+@pytest.mark.parametrize("column", ["system", "history", "images", "passage"])
 @pytest.mark.parametrize("first", [0, 300])
 def test_a_column_of_the_prompt_is_found_in_any_row(tmp_path: Path, column: str, first: int) -> None:
     """It comes first in a later row, where whole columns are read too."""

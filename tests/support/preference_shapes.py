@@ -282,6 +282,7 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         {},
     ),
     "Alpaca with an empty input": ({"instruction": Q, "input": "", **PAIR}, TEXTS, {}),
+    "an input that the prompt holds": ({"prompt": f"So: {Q}", "input": Q, **PAIR}, (f"So: {Q}", A, B), {}),
     "Axolotl messages": ({"messages": user(Q), "chosen": assistant(A)[0], "rejected": assistant(B)[0]}, TALK, {}),
     "a conversation beside answers": ({"conversation": user(Q), **both(assistant)}, TALK, {}),
     "reasoning in the text": (
@@ -370,6 +371,16 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "two prompts": (
         {"instruction": Q, "input": "x", **PAIR},
         "has the columns 'instruction', 'input', each of which",
+        {},
+    ),
+    "an input beside the prompt": (
+        {"prompt": "Sum it up in a word.", "input": Q, **PAIR},
+        "has the column 'input', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "first steps of the answer": (
+        {"prompt": Q, "initial_reason_steps": "Step 1:", **PAIR},
+        "has the column 'initial_reason_steps', which belongs to the prompt and is not read; put it into the prompt",
         {},
     ),
     "tools": (
