@@ -43,6 +43,13 @@ MOST_GROUP_BYTES = 1 << 30
 MOST_ROW_BYTES = 64 << 10
 MOST_BLANK_LINES = 100_000
 """In a row."""
+SIGNS = {
+    b"version https://git-lfs": "is a pointer of Git LFS and not the file; fetch the file with `git lfs pull`",
+    b"\x1f\x8b": "is a gzip file; end its name with .gz",
+    b"\x28\xb5\x2f\xfd": "is a zstd file; end its name with .zst",
+    b"PAR1": "is a Parquet file; end its name with .parquet",
+}
+"""First bytes, and what a file is that has them beside its name."""
 TWICE = object()
 """In place of a value that a JSON object gives twice; no reader takes it for a text or a number."""
 
@@ -102,6 +109,11 @@ def source_chunks(source: str | Path, split: str | None = None) -> Iterator[byte
 
 def _open_file(path: Path) -> Part:
     name = path.name.lower()
+    with open_lines(path) as file:  # unpacked
+        start = file.read(24)
+    for sign, fault in SIGNS.items():
+        if start.startswith(sign) and not (sign == b"PAR1" and name.endswith(".parquet")):
+            raise UserError(f"{path}: {fault}")
     try:
         plain = name.removesuffix(".gz").removesuffix(".zst")
         if plain.endswith(".json") and _is_array(path):

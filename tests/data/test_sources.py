@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.declared_columns import Options
@@ -96,6 +98,33 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     for broken in (whole[:-4], whole[: len(whole) // 2], b"no gzip at all", whole[:30] + b"\0\0\0\0" + whole[34:]):
         path.write_bytes(broken)
         fails(path, r"train\.jsonl\.gz: is not a whole gzip file \(truncated or damaged\); copy it again$")
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "message"),
+    [
+        (write_jsonl_gz, "train.jsonl", r"is a gzip file; end its name with \.gz$"),
+        (write_parquet, "train.csv", r"is a Parquet file; end its name with \.parquet$"),
+        (None, "train.jsonl.zst", None),
+        (None, "train.jsonl", r"is a zstd file; end its name with \.zst$"),
+        (None, "train.parquet", "is a zstd file"),
+    ],
+)
+def test_a_file_of_another_kind(tmp_path: Path, write: Any, name: str, message: str | None) -> None:
+    path = tmp_path / name
+    path.write_bytes(
+        write(tmp_path, ROWS).read_bytes() if write else pa.compress(LINE.encode(), codec="zstd", asbytes=True)
+    )
+    if message is None:
+        assert len(list(read_preferences(path))) == 1
+    else:
+        fails(path, message)
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.parquet", "train.arrow"])
+def test_a_pointer_of_git_lfs(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n")
+    fails(tmp_path / name, r"is a pointer of Git LFS and not the file; fetch the file with `git lfs pull`$")
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:
