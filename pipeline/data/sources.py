@@ -131,6 +131,8 @@ def _open_file(path: Path) -> Part:
             mark = max(",;\t", key=first.count)  # spreadsheets of many countries write semicolons
             with open_lines(path) as file:
                 header = tuple(next(csv.reader(_lines(path, file), delimiter=mark), ()))
+            if first and (not header or first.lower().startswith("sep=")):
+                raise UserError(f"{path}: does not begin with the names of columns; remove what stands before them")
             return Part(str(path), "row", header, partial(_csv_rows, path, header, mark), (path,))
         if name.endswith((".arrow", ".feather")):
             with arrow_batches(path) as (names, _):

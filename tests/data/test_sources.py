@@ -188,6 +188,14 @@ def test_bad_csv(tmp_path: Path) -> None:
     fails(path, r"row 1: is not valid CSV, or has a field of over 131072 characters; .*use JSONL$")
 
 
+@pytest.mark.parametrize("before", ["sep=;\r\n", "\r\n", "\n"])
+def test_a_table_that_does_not_begin_with_its_header(tmp_path: Path, before: str) -> None:
+    """Spreadsheets write which mark they use into a line of its own."""
+    path = tmp_path / "train.csv"
+    path.write_text(f"{before}prompt;chosen;rejected\r\np;a;b\r\n", encoding="utf-8-sig", newline="")
+    fails(path, r"train\.csv: does not begin with the names of columns; remove what stands before them$")
+
+
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv"])
 def test_empty_files(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
