@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 from private_rlhf.core.errors import UserError
@@ -199,7 +200,7 @@ def sign(value: float) -> int:
 def number(value: Any) -> float:
     """A finite number, also one written as text. RowError for anything else."""
     with suppress(ValueError, OverflowError):
-        if isinstance(value, str | int | float) and math.isfinite(result := float(value)):
+        if isinstance(value, str | int | float | Decimal) and math.isfinite(result := float(value)):
             return result
     raise RowError("has a label or score that is not a number; repair or remove the row")
 
@@ -208,7 +209,7 @@ def letter(value: Any) -> str:
     """A label as it stands in --labels: true and false for booleans, 1 for 1.0 (a number, or a text)."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    text = str(value).strip() if isinstance(value, str | int | float | Decimal) else ""
     whole, point, rest = text.partition(".")
     return whole if point and rest and not rest.strip("0") and whole.lstrip("+-").isdigit() else text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def test_columns_of_arrow_of_other_types(tmp_path: Path) -> None:
     one = {"prompt": [user(Q)[0]] * 3, "chosen": [assistant(A)[0]] * 3, "rejected": [assistant(B)[0]] * 3}
     pq.write_table(pa.table(one), tmp_path / "train.parquet")
     assert [pair[:3] for pair in read_preferences(tmp_path)] == [TALK] * 3
+
+
+@pytest.mark.parametrize("labels", ["1,0", ">0,<0"])
+def test_labels_of_a_data_base_are_numbers(tmp_path: Path, labels: str) -> None:
+    """NUMERIC columns come as decimals."""
+    values = pa.array([Decimal("1.00"), Decimal("0.00" if labels == "1,0" else "-1.00")], pa.decimal128(10, 2))
+    columns = {"prompt": [Q, Q], "response_a": [A, B], "response_b": [B, A], "label": values}
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    said = options({"label_column": "label", "labels": labels})
+    assert [pair[:3] for pair in read_preferences(tmp_path, None, said)] == [TEXTS] * 2
 
 
 def test_an_empty_column_of_the_prompt_stays_empty(tmp_path: Path) -> None:
