@@ -411,8 +411,9 @@ def _with_prompt(layout: Layout, names: tuple[str, ...], rows: list[Row], pair: 
         listed = ", ".join(map(repr, prompts))
         raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
     empty = tuple(name for name in candidates if name not in prompts)
-    if known == ("prompt",) and "input" in names and "input" not in beside and not _is_inside("input", rows):
-        empty = (*empty, "input")
+    if known == ("prompt",):
+        parts = (name for name in ("instruction", "input") if name in names and name not in beside)
+        empty += tuple(name for name in parts if not _is_inside(name, rows))
     return replace(layout, prompt=(*prompts, "prompt")[0], watched=empty)
 
 

@@ -378,6 +378,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "has the column 'input', which belongs to the prompt and is not read; put it into the prompt, or remove it",
         {},
     ),
+    "an instruction beside the prompt": (
+        {"prompt": Q, "instruction": "Be brief.", **PAIR},
+        "has the column 'instruction', which belongs to the prompt and is not read; put it into the prompt",
+        {},
+    ),
     "first steps of the answer": (
         {"prompt": Q, "initial_reason_steps": "Step 1:", **PAIR},
         "has the column 'initial_reason_steps', which belongs to the prompt and is not read; put it into the prompt",
