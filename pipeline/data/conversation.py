@@ -37,9 +37,9 @@ MARKS = re.compile(
     r"|<extra_id_\d+>|<｜(?:(?:begin|end)▁of▁sentence|User|Assistant)｜>|###\s?(?:Instruction|Response|Human|Assistant):"
 )
 """Special tokens and what chat templates put around turns: a text that holds them is templated already."""
-END = "</s>"
-"""Of a text that is templated already; elsewhere it is HTML."""
-_MARK_BYTES = re.compile(f"{MARKS.pattern}|{END}".encode())
+ENDS = ("</s>", "<eos>")
+"""Of a text that is templated already; elsewhere they are HTML, or what a text is about."""
+_MARK_BYTES = re.compile("|".join((MARKS.pattern, *ENDS)).encode())
 _BEGINNINGS = {b"<": b"|seS<\xef/", b"[": b"I/", b"#": b"#"}
 """First bytes of marks, and the second ones."""
 MARKED = (
@@ -99,11 +99,11 @@ def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: st
 
 def _is_templated(text: str) -> bool:
     marked = ("<" in text or "[" in text or "###" in text) and MARKS.search(text) is not None
-    return marked or text.rstrip().endswith(END)
+    return marked or text.rstrip().endswith(ENDS)
 
 
 def holds_marks(data: bytes) -> bool:
-    """True if UTF-8 bytes hold one of `MARKS`, or `END`; looks only where its first two bytes stand, in vectors."""
+    """True if UTF-8 bytes hold one of `MARKS` or `ENDS`; looks only where its first two bytes stand, in vectors."""
     for first, after in _BEGINNINGS.items():
         if first in data:  # to look for one byte takes a tenth of the time of a pattern
             array = np.frombuffer(data, np.uint8)

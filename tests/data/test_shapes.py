@@ -188,7 +188,8 @@ def test_a_recipe_names_labels_as_the_command_does_and_the_guard_reads_them(tmp_
 
 
 @pytest.mark.parametrize(
-    "text", [f"{B}<|im_end|>", "<start_of_turn>user", "[INST] hi", "<<SYS>>", "<extra_id_1>User", "### Response:"]
+    "text",
+    [f"{B}<|im_end|>", "So.<eos>", "<start_of_turn>user", "[INST] hi", "<<SYS>>", "<extra_id_1>User", "### Response:"],
 )
 @pytest.mark.parametrize("escaped", [True, False])
 @pytest.mark.parametrize("between", ["", "a <b> and [c] "])

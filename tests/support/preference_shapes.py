@@ -527,6 +527,7 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {},
     ),
     "end of sequence": ({"prompt": Q, "chosen": f"{A}</s>", "rejected": f"{B}</s>"}, "(2 of 2 rows do)", {}),
+    "Gemma's end": ({"prompt": Q, "chosen": f"{A}<eos>", "rejected": f"{B}<eos>"}, "(2 of 2 rows do)", {}),
     "DeepSeek's end": ({"prompt": Q, "chosen": f"{A}<｜end▁of▁sentence｜>", "rejected": B}, "(2 of 2 rows do)", {}),
     "transcript as prompt, single line ends": (
         {"prompt": f"Human: {Q}\nAssistant:", **PAIR},
