@@ -82,8 +82,14 @@ def _two(prompt: str, one: str, other: str, score: Callable[[Row], Sequence[floa
 
 
 def _strength(name: str) -> Callable[[Row], Sequence[float]]:
-    """A signed strength: below 0 the first response is better."""
-    return lambda row: (-number(_get(row, name)), 0.0)
+    """A signed strength, -3 to 3: below 0 the first response is better."""
+
+    def score(row: Row) -> Sequence[float]:
+        if abs(value := number(_get(row, name))) > 3:
+            raise RowError(f"has a value in {name!r} that is not from -3 to 3, of which 0 is a tie; repair the row")
+        return -value, 0.0
+
+    return score
 
 
 def _columns(one: str, other: str) -> Callable[[Row], Sequence[float]]:

@@ -520,6 +520,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "has the column 'system', which belongs to the prompt and is not read",
         {},
     ),
+    "HelpSteer2, another scale": (
+        {"prompt": Q, "response_1": B, "response_2": A, "preference_strength": 7},
+        "has a value in 'preference_strength' that is not from -3 to 3, of which 0 is a tie; repair the row",
+        {},
+    ),
     "MT-bench, no such turn": (MT_BENCH | {"turn": 3}, "judges a turn that a conversation does not have", {}),
     "Alpaca template": (
         {"prompt": f"### Instruction:\n{Q}\n\n### Response:\n", **PAIR},
