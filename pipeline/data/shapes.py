@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.conversation import RowError
+from private_rlhf.data.conversation import RowError, read_messages
 from private_rlhf.data.declared_columns import PROMPTS, TIE, Options, column_value, letter, number, sign
 from private_rlhf.data.sources import Row
 
@@ -121,11 +121,10 @@ def _chosen(value: Any, count: int) -> list[float]:
 def _up_to_turn(row: Row, name: str) -> Any:
     """A conversation up to the answer that was judged: number `turn`, where the row says it."""
     messages, turn = _get(row, name), row.get("turn")
-    if turn is None or not isinstance(messages, list):
+    if turn is None:
         return messages
-    answers = [
-        place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "assistant"
-    ]
+    messages = read_messages(messages, f"column {name!r}")
+    answers = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
     if number(turn) not in range(1, len(answers) + 1):
         raise RowError("judges a turn that a conversation does not have; repair or remove the row")
     return messages[: answers[int(number(turn)) - 1] + 1]

@@ -243,6 +243,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         {},
     ),
     "MT-bench, first turn": (MT_BENCH | {"turn": 1}, TALK, {}),
+    "MT-bench, first turn, conversations as JSON": (
+        MT_BENCH | {"turn": "1"} | {name: json.dumps(MT_BENCH[name]) for name in ("conversation_a", "conversation_b")},
+        TALK,
+        {},
+    ),
     "MT-bench, second turn": (
         MT_BENCH | {"turn": 2},
         (user(Q), [*assistant(A), *user("1"), *assistant("x")], [*assistant(B), *user("1"), *assistant("y")]),
