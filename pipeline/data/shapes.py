@@ -277,11 +277,14 @@ def _label_studio(row: Row) -> list[Judgement]:
         by = _fields(annotation, "annotations").get("completed_by")
         labeler = by.get("email", by.get("id")) if isinstance(by, dict) else by
         for result in () if annotation.get("was_cancelled") else _list(annotation.get("result"), "annotations"):
-            if (kind := result.get("type")) not in ("pairwise", "choices"):
+            if (kind := _fields(result, "result").get("type")) not in ("pairwise", "choices"):
                 continue
             value = _fields(result.get("value"), "value")
-            prompt, names = _task(data, str(result.get("to_name")).split(",") if kind == "pairwise" else ())
+            tags = str(result.get("to_name")).split(",") if kind == "pairwise" else ()
+            prompt, names = _task(data, tags)
             if kind == "pairwise":
+                if names != sorted(names) and names != list(tags):
+                    raise RowError("does not tell which field stood left; name the fields as the tags that show them")
                 preferred = names[_named("selected", "left", "right")(value)[0] < 0]
             elif (preferred := ",".join(map(str, _list(_get(value, "choices"), "choices")))) not in (*names, *_TIED):
                 continue  # a question about something else

@@ -604,6 +604,16 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     ),
     "Argilla, a tie": (argilla("tie"), "holds a tie; say --ties coin", {}),
     "Label Studio, a tie": (studio({"choices": ["Tie"]}), "holds a tie; say --ties coin", {}),
+    "Label Studio, other fields in another order": (
+        studio({"selected": "left"}, prompt=Q, answer_2=B, answer_1=A),
+        "does not tell which field stood left; name the fields as the tags that show them",
+        {},
+    ),
+    "Label Studio, a result that is no object": (
+        {"data": {"prompt": Q, "a1": B, "a2": A}, "annotations": [{"result": ["x"]}]},
+        "column 'result' is not an object; repair or remove the row",
+        {},
+    ),
     "Label Studio, ratings": (studio({"rating": 4}), "left or right, or the name of a response's field", {}),
     "Label Studio, two questions": (
         studio({"selected": "left"}, {"choices": ["a2"]}),
