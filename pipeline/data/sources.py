@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import MOST_NAME, UserError
 from private_rlhf.data.folders import is_undivided, no_split, split_files, split_names
 from private_rlhf.data.other_files import arrow_batches, elements
 from private_rlhf.data.release import is_release
@@ -131,8 +131,9 @@ def _open_file(path: Path) -> Part:
             mark = max(",;\t", key=first.count)  # spreadsheets of many countries write semicolons
             with open_lines(path) as file:
                 header = tuple(next(csv.reader(_lines(path, file), delimiter=mark), ()))
-            if first and (not header or first.lower().startswith("sep=")):
-                raise UserError(f"{path}: does not begin with the names of columns; remove what stands before them")
+            texts = any(len(name) > MOST_NAME or "\n" in name.strip() for name in header)
+            if first and (texts or not header or first.lower().startswith("sep=")):
+                raise UserError(f"{path}: does not begin with a line of names of columns; let it stand first")
             return Part(str(path), "row", header, partial(_csv_rows, path, header, mark), (path,))
         if name.endswith((".arrow", ".feather")):
             with arrow_batches(path) as (names, _):

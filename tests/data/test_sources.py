@@ -188,12 +188,12 @@ def test_bad_csv(tmp_path: Path) -> None:
     fails(path, r"row 1: is not valid CSV, or has a field of over 131072 characters; .*use JSONL$")
 
 
-@pytest.mark.parametrize("before", ["sep=;\r\n", "\r\n", "\n"])
+@pytest.mark.parametrize("before", ["sep=;\r\n", "\r\n", "\n", '"p";"a\nb";"c"\r\n', f"p;{'a' * 201};c\r\n"])
 def test_a_table_that_does_not_begin_with_its_header(tmp_path: Path, before: str) -> None:
-    """Spreadsheets write which mark they use into a line of its own."""
+    """Spreadsheets write which mark they use into a line of its own; texts of a first row are never shown."""
     path = tmp_path / "train.csv"
     path.write_text(f"{before}prompt;chosen;rejected\r\np;a;b\r\n", encoding="utf-8-sig", newline="")
-    fails(path, r"train\.csv: does not begin with the names of columns; remove what stands before them$")
+    fails(path, r"train\.csv: does not begin with a line of names of columns; let it stand first$")
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv"])
