@@ -268,7 +268,7 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
     starts = [[row[name].startswith(row["prompt"]) for name in PAIR] for row in texts]
     repeated = sum(map(all, starts))
-    inside = sum(all(row["prompt"].strip() in row[name] for name in PAIR) for row in texts)
+    inside = sum(all(_words(row["prompt"]) in _words(row[name]) for name in PAIR) for row in texts)
     if 2 * sum(one != other for one, other in starts) > len(texts):
         raise RowError(ONE_SIDED)
     if texts and repeated >= SHARE * len(texts):
@@ -279,6 +279,10 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
             " exactly at the start; repeat it at the start of all responses, where it is cut, or take it out of them"
         )
     return explicit_text
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _ends_before_answer(prompt: str, responses: Sequence[str]) -> bool:

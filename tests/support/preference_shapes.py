@@ -351,6 +351,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "of the first 2 rows 2 hold their prompt in both responses, and 0 of them exactly at the start",
         {},
     ),
+    "prompt inside the responses, with other line ends": (
+        {"prompt": f"So:\n{Q}", **both(lambda a: f"So: {Q} {a}")},
+        "of the first 2 rows 2 hold their prompt in both responses, and 0 of them exactly at the start",
+        {},
+    ),
     "prompt inside one response": (
         {"prompt": Q, "chosen": A, "rejected": f"{Q} {B}"},
         "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both",
