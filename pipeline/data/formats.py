@@ -223,6 +223,9 @@ def check_pair(row: Row, door: str = "") -> None:
     """Say what is wrong with `chosen` and `rejected`, in words that are the same when the two change places."""
     values = [row.get(name) for name in PAIR]
     if any(name not in row for name in PAIR):
+        inside = (value[0] if isinstance(value, list) and value else value for value in row.values())
+        if any(isinstance(value, dict) and {*PAIR} <= value.keys() for value in inside):
+            raise RowError("holds rows inside of a column; write each of them as a row of its own")
         hint = nearest(PAIR, row, ("prompt", *PAIR))
         raise RowError(f"lacks one of 'chosen'/'rejected'{hint}; add it, or remove the row{door}")
     if any(value is None for value in values):

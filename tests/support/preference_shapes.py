@@ -570,7 +570,12 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "Zephyr's template": ({"prompt": f"<|user|>\n{Q}</s>\n<|assistant|>\n", **PAIR}, "(2 of 2 rows do)", {}),
     "OASST's template": ({"prompt": f"<|prompter|>{Q}<|endoftext|><|assistant|>", **PAIR}, "(2 of 2 rows do)", {}),
     "columns in capitals": ({"Prompt": Q, "Chosen": A, "Rejected": B}, "the nearest is 'Chosen', 'Rejected'", {}),
-    "rows under one key": ({"data": [{"prompt": Q, **PAIR}]}, "lacks one of 'chosen'/'rejected'", {}),
+    "rows under one key": ({"data": [{"prompt": Q, **PAIR}]}, "holds rows inside of a column; write each", {}),
+    "rows of the hub's viewer": (
+        {"row_idx": 0, "row": {"prompt": Q, **PAIR}, "truncated_cells": []},
+        "holds rows inside of a column; write each of them as a row of its own",
+        {},
+    ),
     "pandas' columns": (
         {"prompt": {"0": Q}, "chosen": {"0": A}, "rejected": {"0": B}},
         "holds the columns of a table; write its rows",
