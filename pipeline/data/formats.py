@@ -268,7 +268,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         raise RowError(NEARLY)
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
-    texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
+    asking = (row for row in texts if isinstance(row.get("prompt"), str))
+    texts = [row for row in asking if len(row["prompt"].strip()) >= SHORTEST_PROMPT]
     starts = [[row[name].startswith(row["prompt"]) for name in PAIR] for row in texts]
     repeated = sum(map(all, starts))
     inside = sum(all(_words(row["prompt"]) in _words(row[name]) for name in PAIR) for row in texts)

@@ -121,6 +121,8 @@ BAD_PAIRS: list[tuple[list[Row], str]] = [
     ([GOOD, GOOD | {"prompt": None}], "line 2: column 'prompt' is null"),
     ([GOOD | {"prompt": None}], "line 1: column 'prompt' is null"),
     ([GOOD, GOOD | {"prompt": 5}], "line 2: column 'prompt' is not text"),
+    ([GOOD, GOOD | {"prompt": 1234567890}], "line 2: column 'prompt' is not text"),
+    ([GOOD, GOOD | {"prompt": user("p")}], "line 2: column 'prompt' is not text"),
     (
         [GOOD | {"chosen": assistant("a")}],
         "line 1: one of 'chosen'/'rejected' is text and the other a list of messages",
