@@ -493,7 +493,8 @@ def _name_of(row: Row, name: str, optional: bool = True) -> str:
         return ""
     value = column_value(row, name, ())
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RowError(f"column {name!r} is neither text nor a whole number; convert it")
+        what = "the labeller" if name == LABELER else f"column {name!r}"
+        raise RowError(f"{what} is neither text nor a whole number; convert it")
     text = str(value)
     text.encode()
     return text

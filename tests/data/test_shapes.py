@@ -22,7 +22,7 @@ from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.sources import open_source
 from private_rlhf.recipe import DataConfig
 from support.preference_files import assistant, user, write_csv, write_jsonl
-from support.preference_shapes import AB, PAIR, READ, REFUSED, TALK, TEXTS, A, B, Q, Row, both, options, talk
+from support.preference_shapes import AB, MT_BENCH, PAIR, READ, REFUSED, TALK, TEXTS, A, B, Q, Row, both, options, talk
 
 
 def read(folder: Path, rows: list[Row], declared: Row) -> list[Any]:
@@ -223,6 +223,16 @@ def test_a_written_list_is_refused_in_any_row_of_texts(tmp_path: Path, start: st
     (chunk,) = cut(part, layout.wanted)
     (columns,) = read_chunk(chunk, layout)
     assert len(columns.preferred) == 300
+
+
+def test_a_judge_that_is_no_name(tmp_path: Path) -> None:
+    """MT-bench's judgements by models have lists."""
+    path = write_jsonl(tmp_path, [MT_BENCH | {"judge": ["gpt-4", "pair-v2"], "turn": 1}])
+    (part,) = open_source(path)
+    layout = find_layout(str(path), [part], Options())
+    (chunk,) = cut(part, layout.wanted)
+    with pytest.raises(UserError, match="line 1: the labeller is neither text nor a whole number; convert it"):
+        list(read_chunk(chunk, layout))
 
 
 @given(
