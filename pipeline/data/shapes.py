@@ -244,7 +244,7 @@ def _of_two(names: Sequence[str], preferred: str) -> list[float]:
 
 def _of_one_question(judged: Sequence[tuple[Any, Judgement]]) -> list[Judgement]:
     """The judgements of (question, judgement) pairs. RowError for several questions."""
-    if len({question for question, _ in judged}) > 1:
+    if len({str(question) for question, _ in judged}) > 1:
         raise RowError("holds judgements of two questions, of which one can be the label; export one of them")
     return [judgement for _, judgement in judged]
 
@@ -260,7 +260,7 @@ def _argilla(row: Row) -> list[Judgement]:
             if isinstance(value, str) and value in (*names, *_TIED):
                 scores = _of_two(names, value)
             elif isinstance(value, list) and all(isinstance(each, dict) for each in value):
-                ranks = {each.get("value"): number(each.get("rank")) for each in value}
+                ranks = {str(each.get("value")): number(each.get("rank")) for each in value}
                 scores = [-ranks.get(name, float("nan")) for name in names]
             elif isinstance(value, list) and sorted(map(str, value)) == sorted(names):
                 scores = [-float(value.index(name)) for name in names]

@@ -624,6 +624,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "column 'result' is not an object; repair or remove the row",
         {},
     ),
+    "Argilla, a name that is none": (
+        argilla([{"value": ["r1"], "rank": 1}, {"value": "r2", "rank": 2}]),
+        "does not hold two responses with a judgement of each",
+        {},
+    ),
     "Label Studio, ratings": (studio({"rating": 4}), "left or right, or the name of a response's field", {}),
     "Label Studio, two questions": (
         studio({"selected": "left"}, {"choices": ["a2"]}),
