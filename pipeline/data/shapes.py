@@ -218,7 +218,7 @@ def _responses(row: Row) -> list[Judgement]:
 
 def _one_against_several(row: Row) -> list[Judgement]:
     """`chosen` or `rejected` is a list of texts: one of all responses was chosen (or rejected)."""
-    one, other = (value if isinstance(value, list) else [value] for value in (row["chosen"], row["rejected"]))
+    one, other = (value if isinstance(value, list) else [value] for value in (row.get("chosen"), row.get("rejected")))
     if min(len(one), len(other)) > 1:
         raise RowError("holds several texts on both sides, which may be turns of a dialogue; write messages with roles")
     scores = [1.0] * len(one) + [0.0] * len(other)

@@ -132,6 +132,8 @@ BAD_PAIRS: list[tuple[list[Row], str]] = [
         [GOOD, {"chosen": user("a"), "rejected": user("b")}],
         "line 2: 'chosen' and 'rejected' are lists of messages, but text",
     ),
+    ([GOOD | {"rejected": ["b"]}, {"prompt": "p", "chosen": "a"}], "line 2: one of 'chosen'/'rejected' is null"),
+    ([GOOD | {"rejected": ["b"]}, {"prompt": "p", "rejected": "a"}], "line 2: one of 'chosen'/'rejected' is null"),
     (
         [{"chosen": user("q") + assistant("a"), "rejected": user("q") + assistant("b")}, GOOD],
         "line 2: 'chosen' and 'rejected' are text, but",
