@@ -167,12 +167,13 @@ def key_value(key: str, value: Any, where: str) -> Any:
         value = _parsed(value, where)
     try:
         plain = _without_nulls(value)
-        to_json(plain)
+        text = to_json(plain)
     except (TypeError, ValueError, RecursionError):
-        plain = None
+        plain, text = None, ""
     if not isinstance(plain, list if listed else str) or (listed and not all(isinstance(each, dict) for each in plain)):
         kind = "list of JSON objects" if listed else "text"
         raise RowError(f"{where} holds a {key!r} that is not a {kind}; repair or remove the row")
+    text.encode()  # as in check_texts
     return plain
 
 

@@ -155,18 +155,21 @@ def test_lone_surrogate_escape(tmp_path: Path) -> None:
     fails(path, r"line 3: holds a lone surrogate, which is not valid Unicode; repair or remove the row")
 
 
-@pytest.mark.parametrize("form", ["messages", "kaggle"])
+@pytest.mark.parametrize("form", ["messages", "kaggle", "calls"])
 def test_a_lone_surrogate_in_a_written_list(tmp_path: Path, form: str) -> None:
     """The Kaggle table of the arena holds some; a look at the source names the row too."""
     if form == "kaggle":
         hot = {"winner_model_a": 0, "winner_model_b": 1, "winner_tie": 0}
         row = {"prompt": '["q"]', "response_a": '["\\ud83d"]', "response_b": '["b"]', **hot}
+    elif form == "calls":
+        called = {"role": "assistant", "content": "", "tool_calls": json.dumps([{"id": "\ud83d"}])}
+        row = {"prompt": "q", "chosen": json.dumps([called]), "rejected": json.dumps(assistant("b"))}
     else:
         row = {"prompt": "q", **{name: json.dumps(assistant(f"\ud83d{name}")) for name in ("chosen", "rejected")}}
     path = write_csv(tmp_path, [row])
     fails(path, r"row 1: holds a lone surrogate, which is not valid Unicode; repair or remove the row")
     with pytest.raises(UserError, match="row 1: holds a lone surrogate"):
-        summary_of(str(path), None, Options())
+        summary_of(str(path), None, Options(message_keys=("tool_calls",)))
 
 
 def test_byte_order_mark_and_line_ends(tmp_path: Path) -> None:
