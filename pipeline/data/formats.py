@@ -56,7 +56,7 @@ NEARLY = (
     "begins or ends like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
 )
-ONE_SIDED = "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both"
+ONE_SIDED = "repeats the prompt at the start of one response only; take it out of it, or repeat it in both"
 _WHERE = "one of 'chosen'/'rejected'"
 
 

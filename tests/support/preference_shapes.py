@@ -358,12 +358,12 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     ),
     "prompt inside one response": (
         {"prompt": Q, "chosen": A, "rejected": f"{Q} {B}"},
-        "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both",
+        "repeats the prompt at the start of one response only; take it out of it, or repeat it in both",
         {},
     ),
     "transcript as prompt, repeated in one response": (
         {"prompt": human("").strip(" "), "chosen": human(A), "rejected": f" {B}"},
-        "repeats the prompt at the start of one response alone; take it out of it, or repeat it in both",
+        "repeats the prompt at the start of one response only; take it out of it, or repeat it in both",
         {},
     ),
     "OASST pairs": ({"prompt": f"prompter: {Q}", **PAIR}, "begins or ends like a transcript, in a form", {}),
