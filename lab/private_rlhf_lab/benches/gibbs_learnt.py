@@ -100,7 +100,8 @@ class Bench:
             places.setdefault(tuple(prompt), []).append(place)
         self.rows = list(places.values())
         truth = [true_reward("", self.renderer.text(response)) for response in answers.responses]
-        self.score, self.truth = (column.double()[self.rows] for column in (answers.score, torch.tensor(truth)))
+        by_prompt = torch.tensor(self.rows)
+        self.score, self.truth = answers.score.double()[by_prompt], torch.tensor(truth).double()[by_prompt]
 
     @classmethod
     def of(cls, run: RunDir) -> Bench:
