@@ -7,7 +7,7 @@ it leaves unexplained on held-out prompts is due to the answers, to the adapted 
 The prompts, answers and measures are those of `gibbs_learnt`; the ridge is chosen on training prompts. The gradient is
 that of B: at π_ref B is 0, and so is the gradient of A.
 
-Run:  python -m private_rlhf_lab.benches.gibbs_linear --run RUN [--layers FIRST-END …]   (6 minutes; 7 GB of memory)
+Run:  python -m private_rlhf_lab.benches.gibbs_linear --run RUN [--layers FIRST-END …]   (6 minutes; 9 GB of memory)
 Writes OUTPUT/linear.csv
 """
 
@@ -27,6 +27,7 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from private_rlhf.lm.logprobs import response_forward, token_batch
 from private_rlhf.lm.models import load_causal_lm, lora_config
+from private_rlhf.recipe import LoraSettings
 from private_rlhf.rl.rollout import evenly_spaced
 from torch import Tensor
 from tqdm import tqdm
@@ -47,7 +48,7 @@ class Gradients:
         kernels: by layer, (N, N) float32 inner products of the N answers' gradients, prompt by prompt.
     """
 
-    def __init__(self, bench: Bench, settings: Any) -> None:
+    def __init__(self, bench: Bench, settings: LoraSettings) -> None:
         self.bench = bench
         base = load_causal_lm(bench.home, bench.recipe.model.dtype)
         self.model = get_peft_model(base, lora_config(settings, "CAUSAL_LM", base)).eval()
@@ -124,19 +125,12 @@ def explained(prediction: Tensor, target: Tensor) -> float:
 def best_ridge(kernel: Tensor, target: Tensor, prompts: Sequence[int], count: int) -> float:
     """Return the ridge that explains most on prompts that are left out in turn."""
 
+    asked = [places(prompts[fold::FOLDS], count) for fold in range(FOLDS)]
+    known = [torch.cat([part for part in asked if part is not held]) for held in asked]
+
     def left_out(ridge: float) -> float:
-        parts = [
-            ridge_regression(
-                kernel,
-                target,
-                places([p for i, p in enumerate(prompts) if i % FOLDS != fold], count),
-                places(prompts[fold::FOLDS], count),
-                ridge,
-            )
-            for fold in range(FOLDS)
-        ]
-        asked = torch.cat([places(prompts[fold::FOLDS], count) for fold in range(FOLDS)])
-        return explained(torch.cat(parts), target[asked])
+        parts = [ridge_regression(kernel, target, *each, ridge) for each in zip(known, asked, strict=True)]
+        return explained(torch.cat(parts), target[torch.cat(asked)])
 
     return max(RIDGES, key=left_out)
 
