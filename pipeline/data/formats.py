@@ -262,9 +262,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         return implicit_text
     if is_transcript(prompt) and _ends_before_answer(prompt, [first[name] for name in PAIR]):
         return prompted_dialogue
-    spoken = (all(is_nearly_transcript(str(row.get(name))) for name in PAIR) for row in rows)
-    asked = (is_nearly_transcript(str(row.get("prompt"))) for row in rows)
-    if sum(map(max, asked, spoken)) >= SHARE * len(rows):
+    marked = [[is_nearly_transcript(str(row.get(name))) for name in ("prompt", *PAIR)] for row in rows]
+    if sum(prompt or (one and other) for prompt, one, other in marked) >= SHARE * len(rows):
         raise RowError(NEARLY)
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")

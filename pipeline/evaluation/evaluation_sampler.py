@@ -113,9 +113,9 @@ class Sampler:
         repeated = [prompt for _, prompt in prompts for _ in samples[0]]
         texts = [self.renderer.text(row) for rows in samples for row in rows]
         features = self.scorer.features(repeated, texts, self._bar("scoring"))
-        for (_, prompt), own in zip(prompts, features.split(len(samples[0])), strict=True):
+        for (_, prompt), drawn in zip(prompts, features.split(len(samples[0])), strict=True):
             if not self.scorer.has_reference(prompt):
-                self.scorer.add_reference(prompt, own)
+                self.scorer.add_reference(prompt, drawn)
         return features
 
     def _answers(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]],

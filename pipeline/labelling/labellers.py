@@ -125,7 +125,7 @@ class _Kept(_Folder):
                 os.fsync(file.fileno())
 
     def check(self, asked: Mapping[str, Question]) -> None:
-        """Refuse with a UserError questions that cannot all be answered."""
+        """Refuse with a UserError questions that cannot all be answered; here each of them can."""
 
     def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
         """(id, private label) of each."""

@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM
 
 PLAIN = LoraSettings()
 TOP_LAYER = LoraSettings(last_layers=1, target_modules=["q_proj", "up_proj"])
-"""What enters it is kept from the first reading of an answer (`lm.logprobs.frozen_layers`)."""
+"""The states that enter it are kept from the first reading of an answer (`lm.logprobs.frozen_layers`)."""
 
 
 def trainer_of(task: Task, lora: LoraSettings = PLAIN, **settings: Any) -> PpoTrainer:
@@ -142,7 +142,7 @@ def aligned(aligner: str, prompts: int, samples: int, folder: Path) -> list[tupl
 
 @pytest.mark.parametrize("aligner", ["rloo", "grpo"])
 def test_an_iteration_of_trl_waits_as_often_for_many_answers(aligner: str, tmp_path: Path) -> None:
-    """What is "elsewhere" is TRL's own: it reads every number that it logs."""
+    """TRL itself waits "elsewhere": it reads every number that it logs."""
     small, large = (aligned(aligner, *sizes, tmp_path) for sizes in ((2, 2), (4, 4)))
     assert small == large
     references, iteration = (waits for waits, _ in small)

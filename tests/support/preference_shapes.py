@@ -619,12 +619,12 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "does not tell which field stood left; name the fields as the tags that show them",
         {},
     ),
-    "Label Studio, a result that is no object": (
+    "Label Studio, a text as a result": (
         {"data": {"prompt": Q, "a1": B, "a2": A}, "annotations": [{"result": ["x"]}]},
         "column 'result' is not an object; repair or remove the row",
         {},
     ),
-    "Argilla, a name that is none": (
+    "Argilla, a list as a name": (
         argilla([{"value": ["r1"], "rank": 1}, {"value": "r2", "rank": 2}]),
         "does not hold two responses with a judgement of each",
         {},

@@ -79,7 +79,7 @@ def counts(gpu: PretendedGpu) -> dict[str, Any]:
 
 
 def learn(prompts: int, answers: int) -> dict[str, Any]:
-    """What an iteration of PPO, and one step and one estimate of GVPO, took."""
+    """Return what an iteration of PPO, and one step and one estimate of GVPO, took."""
     with gpus() as gpu:
         trainer = Ours(task_of(prompts, 16, minibatch=prompts)).trainer
         assert isinstance(trainer.model, Wrapped)
