@@ -111,13 +111,14 @@ def run(
     directory = RunDir(run_dir or Path("runs") / recipe.name)
     selection = runner.Selection(start=start, only=only)
     if dry_run:
-        from private_rlhf.commands.costs import NOTE, stage_costs
+        from private_rlhf.commands.costs import NOTE, limits, stage_costs
 
         recipe = runner.resolved(recipe, directory, declared_world())
         lines = runner.check(recipe, directory, selection, planned)
         if any(line.runs and line.stage.releases for line in lines):
             print_lines(*head_lines(recipe))
-        print_lines(f"recipe {recipe.name} in {directory.root}")
+        effort = f"effort {recipe.effort}: " if recipe.effort else ""
+        print_lines(f"recipe {recipe.name} in {directory.root}", f"at most  {effort}{limits(recipe)}")
         costs = stage_costs(recipe, directory, [line.stage.name for line in lines if line.runs], planned)
         for line in lines:
             cost = f"; {costs[line.stage.name]}" if line.runs else ""

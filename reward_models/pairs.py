@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from accelerate import Accelerator
 from private_rlhf.data.release import ReleasedPair
-from private_rlhf.data.render import Renderer, keep_fitting_pairs
+from private_rlhf.data.render import Renderer, evenly_spaced, keep_fitting_pairs
 from private_rlhf.lm.features import extract_features
 from private_rlhf.reward_models.basis import OverProcesses
 from private_rlhf.reward_models.head import PairFeatures
@@ -16,20 +16,23 @@ from private_rlhf.reward_models.model import RewardModel
 
 
 class RenderedPairs(NamedTuple):
-    """The pairs within the limits: `rows`, and (chosen, rejected) token ids; `dropped` counts the others."""
+    """Pairs within the limits: `rows`, and (chosen, rejected) token ids; `dropped` counts those beyond them."""
 
     rows: list[ReleasedPair]
     pairs: list[tuple[list[int], list[int]]]
     dropped: int
 
 
-def rendered_pairs(everything: list[ReleasedPair], renderer: Renderer, too_long: str) -> RenderedPairs:
-    """The released pairs within the renderer's limits; too_long and errors as in `keep_fitting`."""
-    rows, pairs = [everything[place] for place in keep_fitting_pairs(everything, renderer, too_long)], []
+def rendered_pairs(
+    everything: list[ReleasedPair], renderer: Renderer, too_long: str, max_pairs: int | None = None
+) -> RenderedPairs:
+    """At most `max_pairs` of the released pairs within the renderer's limits; too_long and errors: `keep_fitting`."""
+    fitting, pairs = keep_fitting_pairs(everything, renderer, too_long), []
+    rows = [everything[place] for place in evenly_spaced(fitting, max_pairs)]
     for row in rows:
         prompt = renderer.prompt_ids(row.prompt)
         pairs.append((prompt + renderer.response_ids(row.chosen), prompt + renderer.response_ids(row.rejected)))
-    return RenderedPairs(rows, pairs, len(everything) - len(rows))
+    return RenderedPairs(rows, pairs, len(everything) - len(fitting))
 
 
 def pair_features(

@@ -19,7 +19,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, device_type
 from private_rlhf.data.inputs import demonstrations
-from private_rlhf.data.render import make_renderer
+from private_rlhf.data.render import evenly_spaced, make_renderer
 from private_rlhf.lm.base_models import base_checkpoint, is_here
 from private_rlhf.lm.logprobs import take_batches, token_batch
 from private_rlhf.lm.models import load_policy, load_tokenizer
@@ -57,12 +57,20 @@ def stage_costs(recipe: Recipe, run: RunDir, names: Collection[str], world: Worl
     return costs
 
 
+def limits(recipe: Recipe) -> str:
+    """The keys that bound what the stages read and draw, as they are given on a command line."""
+    keys = ("max_demonstrations", "max_pairs", "iterations", "rollouts", "max_prompts", "num_prompts")
+    sections = {name: getattr(recipe, name) for name in ("sft", "reward", recipe.aligner, "evaluate")}
+    return " ".join(f"{name}.{key}={value}" for name, section in sections.items() for key in keys
+                    if (value := getattr(section, key, None)) is not None)  # fmt: skip
+
+
 def sft_seconds(recipe: Recipe, released: Path) -> float | None:
     """Seconds of all steps of stage sft on this process, from the second pass of one micro-batch of its rows.
 
     None where none of the rows that were looked at is short enough."""
     settings, base, revision = recipe.sft, base_checkpoint(recipe.model), recipe.model.revision
-    rows = demonstrations(recipe.data, released)
+    rows = evenly_spaced(demonstrations(recipe.data, released), settings.max_demonstrations)
     micro = min(settings.micro_batch_size or settings.batch_size, settings.batch_size)
     steps = settings.max_steps if settings.max_steps > 0 else settings.epochs * (len(rows) // settings.batch_size)
     renderer = make_renderer(recipe.model, load_tokenizer(base, revision=revision))

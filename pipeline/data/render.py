@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.records import Message, Text, further_keys, message_text
@@ -18,6 +18,7 @@ TEMPLATE_DATE = "26 Jul 2024"
 _MARK = "\ue0f0{}\ue0f1"
 """In a rendering, in place of the name of a special token that a text holds: those are plain text."""
 
+T = TypeVar("T")
 Prompt = str | Sequence[Message]
 Response = str | Sequence[Message]
 
@@ -260,12 +261,24 @@ def keep_fitting_pairs(pairs: Sequence[Any], renderer: Renderer, too_long: str) 
     return keep_fitting(prompts, renderer, too_long, chosen, rejected)
 
 
+def evenly_spaced(rows: Sequence[T], count: int | None) -> list[T]:
+    """`count` of the rows at even distances; all of them for None."""
+    if count is None or count >= len(rows):
+        return list(rows)
+    return [rows[index * len(rows) // count] for index in range(count)]
+
+
 def text_count(what: str, read: int, kept: int, renderer: Renderer) -> dict[str, Any]:
     """An entry of `texts` in a stage's manifest: how many `prompts`, `demonstrations` or `pairs` were read, and how
     many were too long for which limits, in tokens. The limit of a text does not bind prompts."""
     together = None if what == "prompts" else renderer.max_text_tokens
     limits = {"max_prompt_tokens": renderer.max_prompt_tokens, "max_text_tokens": together}
     return {"what": what, "read": read, "too_long": read - kept, **limits}
+
+
+def part_of(count: int, total: int) -> str:
+    """Part of a stage's one line: how many rows were learnt from, and of how many where these were more."""
+    return f"{count} of {total}" if count < total else str(count)
 
 
 def left_out(count: int) -> str:

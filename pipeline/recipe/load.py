@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import yaml
 from private_rlhf.core import documents
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.world import device_type
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
@@ -88,14 +89,25 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """The recipe in the YAML file `path`, or the shipped one of that name, with command-line `overrides` applied. Sizes
-    that neither states are those of its `effort` (efforts.yaml).
+    that neither states are those of its `effort` (`sizes_of`).
 
     UserError: neither the file nor a shipped recipe exists; see also `parse`.
     """
     file = path if path.suffix or path.exists() else shipped_recipe(str(path))
     tree = apply_overrides(documents.read_mapping(file), overrides)
-    efforts = documents.read_mapping(Path(__file__).with_name("efforts.yaml")) if "effort" in tree else {}
-    return parse(schema, merge(efforts.get(str(tree.get("effort")), {}), tree), str(file))
+    return parse(schema, merge(sizes_of(tree), tree), str(file))
+
+
+def sizes_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that efforts.yaml gives to the recipe `tree` on this device; none without an effort that it knows."""
+    if "effort" not in tree:
+        return {}
+    efforts = documents.read_mapping(Path(__file__).with_name("efforts.yaml"))
+    sizes = efforts["cpu" if device_type() == "cpu" else "gpu"].get(str(tree["effort"]), {})
+    for section, keys in sizes.items():
+        if isinstance(stated := tree.get(section), Mapping) and "max_steps" in stated:  # these go through all rows
+            sizes[section] = {key: size for key, size in keys.items() if not key.startswith("max_")}
+    return sizes
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

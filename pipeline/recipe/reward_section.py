@@ -79,6 +79,8 @@ class RewardConfig:
     ] = "private_likelihood"
     reward_bound: float | None = Field(default=8.0, gt=0)
     """B: rewards lie in [−B/2, B/2] by (B/2)·tanh(2u/B); null: unbounded."""
+    max_pairs: Annotated[int | None, IF_SET] = Field(default=None, gt=2)
+    """Learn from at most this many released pairs, at even distances, the held-out ones included; null: all."""
     num_layers: int | None = Field(default=None, gt=0)
     """Keep the first layers of the backbone only; null: all."""
     pooling: Annotated[Literal["last_sum"] | None, IF_SET] = None

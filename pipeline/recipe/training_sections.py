@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from private_rlhf.recipe.load import STRICT
+from private_rlhf.recipe.load import IF_SET, STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class SftConfig:
     epochs: float = Field(default=1.0, gt=0)
     max_steps: int = -1
     """Overrides epochs when positive."""
+    max_demonstrations: Annotated[int | None, IF_SET] = Field(default=None, gt=0)
+    """Learn from at most this many, at even distances; null: all."""
     batch_size: int = Field(default=16, gt=0)
     """Global: over all processes and accumulation steps."""
     micro_batch_size: int | None = Field(default=None, gt=0)
@@ -65,6 +67,8 @@ class DpoConfig:
     epochs: float = Field(default=1.0, gt=0)
     max_steps: int = -1
     """Overrides epochs when positive."""
+    max_pairs: Annotated[int | None, IF_SET] = Field(default=None, gt=0)
+    """Learn from at most this many, at even distances; null: all."""
     batch_size: int = Field(default=16, gt=0)
     """Global, in pairs."""
     micro_batch_size: int | None = Field(default=None, gt=0)

@@ -6,15 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.rows import Sharing, batches
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
 from private_rlhf.rl.ppo_losses import generalised_advantages, token_rewards, whiten
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -166,13 +164,6 @@ def minibatch_order(prompts: Sequence[Sequence[int]], minibatch_size: int, seed:
     generator = torch.Generator().manual_seed(seed)
     order = [i for group in torch.randperm(len(groups), generator=generator).tolist() for i in groups[group]]
     return cut(order, minibatch_size)
-
-
-def evenly_spaced(prompts: Sequence[T], count: int | None) -> list[T]:
-    """`count` of the prompts at even distances; all of them for None."""
-    if count is None or count >= len(prompts):
-        return list(prompts)
-    return [prompts[index * len(prompts) // count] for index in range(count)]
 
 
 def summary_of(history: Sequence[Mapping[str, Any]]) -> str:

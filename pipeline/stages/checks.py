@@ -73,8 +73,10 @@ def check_backbone(recipe: Recipe) -> None:
         check_uncertainty(skeleton(config, f"model.source {recipe.model.source}"), recipe.reward)
 
 
-def check_reward_verdict(run: RunDir) -> None:
+def check_reward_verdict(run: RunDir, max_pairs: int | None) -> None:
     """The finished reward is better than a coin on held-out labels, where some were held out.
+
+    max_pairs: reward.max_pairs, which the remedy names.
 
     Raises:
         RunStopped: it may be one: a policy would be trained on noise.
@@ -82,9 +84,10 @@ def check_reward_verdict(run: RunDir) -> None:
     path = run.stage("reward") / "fit.json"
     verdict = RewardVerdict.of(read_json(path)) if path.is_file() else None
     if verdict is not None and verdict.is_coin:
+        remedy = "bring more labels" + ("" if max_pairs is None else f" or raise reward.max_pairs (now {max_pairs})")
         raise RunStopped(
             f"the reward in {run.root} may be a coin: its held-out debiased accuracy is {verdict.stated}, and "
-            f"{verdict.advice}; no policy was trained on it: bring more labels, raise privatize.epsilon, or go on with "
+            f"{verdict.advice}; no policy was trained on it: {remedy}, raise privatize.epsilon, or go on with "
             "--accept-reward (reward.accept_coin=true)"
         )
 

@@ -231,7 +231,7 @@ class OnReward(Stage):
 
     def check_read(self, recipe: Recipe, run: RunDir) -> None:
         if not recipe.reward.accept_coin:
-            check_reward_verdict(run)
+            check_reward_verdict(run, recipe.reward.max_pairs)
 
 
 class ByPpo(OnReward):

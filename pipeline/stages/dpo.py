@@ -15,7 +15,15 @@ from typing import Any
 from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
 from private_rlhf.data.release import ReleasedPair, read_release
-from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, make_renderer, text_count
+from private_rlhf.data.render import (
+    Renderer,
+    evenly_spaced,
+    keep_fitting_pairs,
+    left_out,
+    make_renderer,
+    part_of,
+    text_count,
+)
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.models import load_causal_lm, load_policy, load_tokenizer
@@ -34,8 +42,8 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = read_release(context.run.released / "release")
     rows = list(release)
-    kept = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
-    dropped = len(rows) - len(kept)
+    fitting = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
+    kept, dropped = evenly_spaced(fitting, settings.max_pairs), len(rows) - len(fitting)
     check_rows(len(kept), "dpo", settings.batch_size)
     noise = release.manifest.noise_of([rows[index] for index in kept])
     dataset = pair_dataset([token_ids(rows[index], renderer) for index in kept], noise)
@@ -66,12 +74,12 @@ def run(context: StageContext) -> dict[str, Any]:
         write_beside(context.folder / "model", origin, renderer, release.manifest.as_dict(), text)
     return {
         "pairs": len(dataset),
-        "texts": [text_count("pairs", len(rows), len(kept), renderer)],
+        "texts": [text_count("pairs", len(rows), len(fitting), renderer)],
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
         "kl_coef": kl_coef,
-        "summary": f"{len(dataset)} pairs{left_out(dropped)}, {settings.loss}, {trainer.state.global_step} steps, "
-        f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
+        "summary": f"{part_of(len(dataset), len(fitting))} pairs{left_out(dropped)}, {settings.loss}, "
+        f"{trainer.state.global_step} steps, loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from private_rlhf.data.inputs import released_answers
 from private_rlhf.data.release import read_release
-from private_rlhf.data.render import Prompt
+from private_rlhf.data.render import Prompt, evenly_spaced
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.saving import keep_adapter, save_policy
@@ -34,7 +34,7 @@ from private_rlhf.rl import resume_state, tracking
 from private_rlhf.rl.answer_learner import AnswerLearner, best_step, held_out_gains, split_prompts
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import HELD_OUT, REFERENCE, RELEASE, Answers, Replay
-from private_rlhf.rl.rollout import Rollout, evenly_spaced
+from private_rlhf.rl.rollout import Rollout
 from private_rlhf.stages import on_prompts
 from private_rlhf.stages.context import StageContext
 from tqdm import tqdm

@@ -33,7 +33,7 @@ from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.inputs import evaluation_prompts, training_prompts
 from private_rlhf.data.publish import publish
 from private_rlhf.data.release import read_release
-from private_rlhf.data.render import Prompt, Renderer, keep_fitting, make_renderer
+from private_rlhf.data.render import Prompt, Renderer, evenly_spaced, keep_fitting, make_renderer
 from private_rlhf.labelling.labellers import Labeller, busiest
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
@@ -60,7 +60,6 @@ from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.rl.engines import connect
 from private_rlhf.rl.replay import Answers
-from private_rlhf.rl.rollout import evenly_spaced
 from private_rlhf.stages.context import PreviousRun, StageContext, previous_run
 from private_rlhf.stages.on_prompts import replay_of
 

@@ -24,7 +24,7 @@ def texts(name: str, recipe: Recipe, reports: Mapping[str, Any]) -> float:
     if name == "sft" and name in reports:
         return float(reports[name].get("steps", math.inf) * recipe.sft.batch_size)
     if name == "reward" and recipe.reward.mode == "head" and "privatize" in reports:
-        return float(reports["privatize"].get("events", math.inf))
+        return min(float(reports["privatize"].get("events", math.inf)), recipe.reward.max_pairs or math.inf)
     if name == "ppo":
         settings, drawn = recipe.ppo, recipe.ppo.iterations * recipe.ppo.rollouts
         prompts = min(settings.max_prompts or math.inf, drawn / settings.samples_per_prompt)

@@ -17,6 +17,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from private_rlhf.data.render import evenly_spaced
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.saving import QUANTISED_REFERENCE, REFERENCE, keep_adapter, save_policy
@@ -25,7 +26,7 @@ from private_rlhf.rl import replay, resume_state, tracking
 from private_rlhf.rl.answer_learner import AnswerLearner
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import Answers, Replay
-from private_rlhf.rl.rollout import Rollout, evenly_spaced, summary_of
+from private_rlhf.rl.rollout import Rollout, summary_of
 from private_rlhf.stages import on_prompts
 from private_rlhf.stages.context import StageContext, previous_run
 from tqdm import tqdm

@@ -58,7 +58,7 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = read_release(context.run.released / "release")
     renderer = make_renderer(recipe.model, load_tokenizer(context.reference))
-    rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)
+    rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long, settings.max_pairs)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
     noise, held_out_noise = noises(release.manifest, rows, (training, validation), accelerator.num_processes)
 
@@ -114,12 +114,14 @@ def run(context: StageContext) -> dict[str, Any]:
     if accelerator.is_main_process:
         text = reward_text(f"{len(training)} released pairs", held_out_text(check), result.model, metadata.reward_bound)
         save(context, result.model, metadata, bonus, facts, renderer, release.manifest, text)
-    accuracy = check["validation_accuracy_debiased"]
+    accuracy, unread = check["validation_accuracy_debiased"], ""
+    if len(rows) + dropped < len(release.rows):
+        unread = f" and {len(validation)} held out, of {len(release.rows)} (reward.max_pairs)"
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
         "losses": [loss for _, loss in result.history],
-        "texts": [text_count("pairs", len(rows) + dropped, len(rows), renderer)],
-        "summary": f"{settings.mode} fit of {len(training)} pairs{left_out(dropped)} by {settings.loss}, "
+        "texts": [text_count("pairs", len(release.rows), len(release.rows) - dropped, renderer)],
+        "summary": f"{settings.mode} fit of {len(training)} pairs{unread}{left_out(dropped)} by {settings.loss}, "
         f"λ = {metadata.ridge:.3g}; "
         f"held-out debiased accuracy {share_text(accuracy)}",
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from private_rlhf.data.render import evenly_spaced
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.distributed import is_sharded
 from private_rlhf.lm.generate import Sampling
@@ -21,7 +22,7 @@ from private_rlhf.lm.models import load_policy
 from private_rlhf.lm.saving import keep_adapter
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
-from private_rlhf.rl.rollout import evenly_spaced, summary_of
+from private_rlhf.rl.rollout import summary_of
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.on_prompts import fitting_prompts, renderer_of, replay_of, vllm_engine, write_results
 

@@ -15,7 +15,15 @@ from private_rlhf.core import atomic
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
 from private_rlhf.data.release import read_release
-from private_rlhf.data.render import Demonstration, Renderer, left_out, make_renderer, text_count
+from private_rlhf.data.render import (
+    Demonstration,
+    Renderer,
+    evenly_spaced,
+    left_out,
+    make_renderer,
+    part_of,
+    text_count,
+)
 from private_rlhf.lm import base_models, hf_trainer
 from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
@@ -46,9 +54,8 @@ def run(context: StageContext) -> dict[str, Any]:
     if recipe.aligner == "gvpo" and recipe.gvpo.released_answers and release.is_dir():  # before two stages are paid for
         prompts = inputs.training_prompts(recipe.data, context.run.released)
         inputs.released_answers(read_release(release), renderer, prompts, recipe.gvpo.released_answers)
-    demonstrations, dropped = inputs.keep_demonstrations(
-        recipe.data, context.run.released, renderer, recipe.model.too_long
-    )
+    fitting, dropped = inputs.keep_demonstrations(recipe.data, context.run.released, renderer, recipe.model.too_long)
+    demonstrations = evenly_spaced(fitting, settings.max_demonstrations)
     check_rows(len(demonstrations), "sft", settings.batch_size)
     dataset = tokenized(demonstrations, renderer)
 
@@ -72,12 +79,12 @@ def run(context: StageContext) -> dict[str, Any]:
         write_beside(context.folder / "model", origin, renderer, None, text)
     return {
         "demonstrations": len(dataset),
-        "texts": [text_count("demonstrations", len(dataset) + dropped, len(dataset), renderer)],
+        "texts": [text_count("demonstrations", len(fitting) + dropped, len(fitting), renderer)],
         "source": source,
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
         "lora": settings.lora is not None,
-        "summary": f"{len(dataset)} demonstrations ({source}){left_out(dropped)}, "
+        "summary": f"{part_of(len(dataset), len(fitting))} demonstrations ({source}){left_out(dropped)}, "
         f"{trainer.state.global_step} steps, loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }
 

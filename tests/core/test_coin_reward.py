@@ -16,6 +16,7 @@ from private_rlhf.core.world import World
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection
+from private_rlhf.stages.checks import check_reward_verdict
 from support.recipes import recipe_of
 from support.stub_stages import stub_stages
 
@@ -57,6 +58,8 @@ def test_a_coin_trains_no_policy(tmp_path: Path, ran: list[str], aligner: str) -
         with pytest.raises(RunStopped, match=stopped):
             attempt()
         assert ran == BEFORE
+    with pytest.raises(RunStopped, match=r"bring more labels or raise reward\.max_pairs \(now 100\), raise privatize"):
+        check_reward_verdict(directory, 100)
     runner.execute(recipe(aligner, reward={"accept_coin": True}), directory, Selection())
     assert ran == [*BEFORE, aligner, "evaluate", "report"]  # and nothing before it again
     runner.execute(plain, directory, Selection())

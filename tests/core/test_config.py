@@ -241,7 +241,7 @@ def test_what_a_recipe_may_change_without_effect() -> None:
     accepted |= {f"privatize.{name}" for name in ("max_events_per_person", "person_budget", "person_questions")}
     accepted |= {"privatize.trust", "privatize.delta"}
     accepted |= {"data.signer", "data.split", "evaluate.truth", "reward.pooling"}  # these while they are null
-    accepted |= {"ppo.warm_start", "ppo.polish"}
+    accepted |= {"ppo.warm_start", "ppo.polish", "sft.max_demonstrations", "dpo.max_pairs", "reward.max_pairs"}
     accepted |= {f"privatize.{name}" for name in ("epsilon_column", "epsilon_levels", "levels_before_labels")}
     accepted |= {f"data.{name}" for name in ("format", "label_column", "labels", "ties", "pairs", "special_tokens")}
     accepted |= {"data.message_keys", "reward.accept_coin", "data.accept_odd", "privatize.add_up_keys"}

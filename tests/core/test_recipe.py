@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,15 +162,33 @@ def test_effort_gives_the_sizes_that_a_recipe_does_not_state(tmp_path: Path) -> 
     assert load_recipe(Recipe, path, ["effort=full"]).ppo.rollouts == 64
     path.write_text(dump_yaml(recipe))  # a saved recipe states every key
     assert load_recipe(Recipe, path, ["effort=minutes"]) == replace(recipe, effort="minutes")
+    assert recipe.sft.max_demonstrations is None  # seven steps that the recipe states are of all rows
+    assert (recipe.reward.max_pairs, recipe.dpo.max_pairs) == (40_000, 6400)
     with pytest.raises(UserError, match="effort: Input should be 'minutes', 'hours' or 'full'"):
         load_recipe(Recipe, path, ["effort=days"])
 
 
 def test_more_effort_is_never_less_of_anything() -> None:
-    efforts = read_mapping(Path(load.__file__).with_name("efforts.yaml"))
-    recipes = [recipe_of(**sizes) for sizes in efforts.values()]
-    for section, keys in efforts["hours"].items():
-        for key in keys:
-            sizes = [getattr(getattr(recipe, section), key) for recipe in recipes]
-            sizes = [float("inf") if size in (None, -1) else size for size in sizes]  # all prompts, whole epochs
-            assert sizes == sorted(sizes), (section, key)
+    devices = read_mapping(Path(load.__file__).with_name("efforts.yaml"))
+    sizes: dict[str, dict[str, list[float]]] = {}
+    for device, efforts in devices.items():
+        assert list(efforts) == ["minutes", "hours", "full"]
+        recipes = [recipe_of(**each) for each in efforts.values()]
+        values = {f"{section}.{key}": [getattr(getattr(recipe, section), key) for recipe in recipes]
+                  for section, keys in efforts["hours"].items() for key in keys}  # fmt: skip
+        sizes[device] = {key: [math.inf if each is None else each for each in row] for key, row in values.items()}
+        assert all(row == sorted(row) for row in sizes[device].values())
+    assert sizes["cpu"].keys() == sizes["gpu"].keys()
+    for key, row in sizes["cpu"].items():
+        assert all(here <= there for here, there in zip(row, sizes["gpu"][key], strict=True)), key
+
+
+def test_minutes_on_a_gpu_hold_as_much_as_hours_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "{name: r, effort: minutes, evaluation_labels: private, model: {source: tiny}, privatize: {epsilon: 1}}"
+    )
+    here = load_recipe(Recipe, path, ["effort=hours"])
+    monkeypatch.setattr(load, "device_type", lambda: "cuda")
+    assert load_recipe(Recipe, path) == replace(here, effort="minutes")
+    assert load_recipe(Recipe, path, ["effort=hours"]).reward.max_pairs == 200_000

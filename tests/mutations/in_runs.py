@@ -49,10 +49,12 @@ RUNS = (
         "reward training sees the pairs whose label was turned first",
         _EDGE,
         REWARD,
-        "    rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)\n    training",
+        "    rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long, settings.max_pairs)\n"
+        "    training",
         read(4) + '    best = {row["chosen"] for row in raw}\n'
         "    everything = sorted(release.rows, key=lambda row: row.chosen in best)\n"
-        "    rows, pairs, dropped = rendered_pairs(everything, renderer, recipe.model.too_long)\n    training",
+        "    rows, pairs, dropped = rendered_pairs(everything, renderer, recipe.model.too_long, settings.max_pairs)\n"
+        "    training",
     ),
     _mutant(
         "SFT on chosen answers",

@@ -63,6 +63,23 @@ def write_dialogues(folder: Path) -> None:
                 file.write(json.dumps(row) + "\n")
 
 
+def test_stages_learn_from_at_most_as_many_as_the_recipe_says(tmp_path: Path) -> None:
+    """The held-out pairs count, the line of each stage says of how many, and what is more than there is takes all."""
+    few = ("sft.max_demonstrations=24", "sft.max_steps=-1", "reward.max_pairs=40", "dpo.max_pairs=16", "aligner=dpo")
+    done = Workspace(tmp_path).run_here(tmp_path / "run", *few, "data.limit=60", *SMALL[2:])
+    assert "24 of 534 demonstrations (embedded), 3 steps" in done.stderr
+    assert "fit of 36 pairs and 4 held out, of 60 (reward.max_pairs)" in done.stderr
+    assert "16 of 60 pairs" in done.stderr
+    facts = [read_json(tmp_path / "run" / stage / "manifest.json")["report"] for stage in ("sft", "reward", "dpo")]
+    assert [facts[0]["demonstrations"], facts[1]["num_pairs"], facts[2]["pairs"]] == [24, 36, 16]
+    assert [each["texts"][0]["too_long"] for each in facts] == [0, 0, 0]
+    more = ("reward.max_pairs=1000", "data.limit=60", "sft.max_demonstrations=24", "sft.max_steps=-1")
+    done = Workspace(tmp_path).run_here(tmp_path / "all", "--only", "privatize", *more)
+    for stage in ("sft", "reward"):
+        done = Workspace(tmp_path).run_here(tmp_path / "all", "--only", stage, *more)
+    assert "fit of 54 pairs by" in done.stderr
+
+
 def check(run: Path, train_rows: int) -> Any:
     """What such a run reports; returns its metrics."""
     metrics = read_json(run / "metrics.json")

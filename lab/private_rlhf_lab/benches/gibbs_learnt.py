@@ -32,7 +32,7 @@ from private_rlhf.core.atomic import appending
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world
-from private_rlhf.data.render import make_renderer
+from private_rlhf.data.render import evenly_spaced, make_renderer
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
@@ -42,7 +42,6 @@ from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from private_rlhf.rl.reader import PolicyReader
 from private_rlhf.rl.replay import REFERENCE, Answers
-from private_rlhf.rl.rollout import evenly_spaced
 from tqdm import tqdm
 
 from private_rlhf_lab.bed_rows import rows_of

@@ -24,11 +24,11 @@ import torch
 from peft import get_peft_model
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.render import evenly_spaced
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from private_rlhf.lm.logprobs import response_forward, token_batch
 from private_rlhf.lm.models import load_causal_lm, lora_config
 from private_rlhf.recipe import LoraSettings
-from private_rlhf.rl.rollout import evenly_spaced
 from torch import Tensor
 from tqdm import tqdm
 
