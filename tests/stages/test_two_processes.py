@@ -18,12 +18,14 @@ REGRESSION = ("batch_size=8", "samples_per_prompt=4", "learning_rate=1e-3", "pas
 LORA = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8", "reward.lora.rank=4")
 
 
-def rerun(workspace: Workspace, finished_run: Path, run: Path, stage: str, *overrides: str) -> Path:
-    """A copy of the finished run with `stage` done again by two processes."""
+def rerun(
+    workspace: Workspace, finished_run: Path, run: Path, stage: str, *overrides: str, processes: int = 2
+) -> Path:
+    """A copy of the finished run with `stage` done again by several processes."""
     shutil.copytree(finished_run, run)
     shutil.rmtree(run / stage)
-    workspace.launch(stage, run, *overrides)
-    assert read_json(run / stage / "manifest.json")["world_size"] == 2
+    workspace.launch(stage, run, *overrides, processes=processes)
+    assert read_json(run / stage / "manifest.json")["world_size"] == processes
     return run
 
 
@@ -39,9 +41,12 @@ def losses(run: Path, stage: str) -> list[float]:
     return [fit["validation_log_likelihood"], *path, *(loss for _, loss in fit["training_loss"])]
 
 
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
-def test_losses_are_those_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path, stage: str) -> None:
-    run = rerun(workspace, finished_run, tmp_path / "run", stage)
+def test_losses_are_those_of_one_process(
+    workspace: Workspace, finished_run: Path, tmp_path: Path, stage: str, processes: int
+) -> None:
+    run = rerun(workspace, finished_run, tmp_path / "run", stage, processes=processes)
     expected = losses(finished_run, stage)
     assert len(expected) >= 6
     assert losses(run, stage) == pytest.approx(expected, abs=TOLERANCE)
