@@ -205,9 +205,10 @@ class Estimate:
         settings, (learner, micro) = getattr(self.recipe, stage), self._learner(stage)
         length = model.max_prompt_tokens + model.max_response_tokens
         steps = learner.moments(self._split, micro, length, model.max_response_tokens)
-        held: Terms = {"reward model": self._backbone.parameters * self._dtype}
+        parts = self._split if stage in OURS else 1
+        held: Terms = {"reward model": self._backbone.parameters * self._dtype / parts}
         if settings.lora is None:
-            held["reference"] = self.shape.parameters * FLOAT / (self._split if stage in OURS else 1)
+            held["reference"] = self.shape.parameters * FLOAT / parts
         sampling = self._decoding(FLOAT if settings.lora is None else self._dtype, settings.generate_batch_size)
         if self.machine.sharded and stage in OURS and self.recipe.ppo.gather_once:
             sampling["gathered weights"] = learner.weights
@@ -215,10 +216,13 @@ class Estimate:
         return [{**held, **terms} for terms in (sampling, *steps)]
 
     def _evaluate(self) -> list[Terms]:
-        shape, dtype = self.shape, self._dtype
-        held = {"weights": 2 * shape.parameters * dtype, "reward model": self._backbone.parameters * dtype}
+        shape, dtype, weight = self.shape, self._dtype, self._dtype / self._split
+        held = {"weights": 2 * shape.parameters * weight, "reward model": self._backbone.parameters * weight}
         reading = 2 * KL_TEXTS * self.recipe.model.max_response_tokens * shape.vocabulary * dtype
-        return [{**held, **self._decoding(dtype, self.recipe.evaluate.batch_size)}, {**held, "logits": reading}]
+        sampling = self._decoding(dtype, self.recipe.evaluate.batch_size)
+        if self.machine.sharded and self.recipe.ppo.gather_once:
+            sampling["gathered weights"] = shape.parameters * dtype
+        return [{**held, **sampling}, {**held, "logits": reading}]
 
     def _decoding(self, dtype: int, batch: int) -> Terms:
         """Terms that decoding a batch adds to the weights."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from private_rlhf.core import atomic
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
+from private_rlhf.lm.distributed import is_sharded, keep_gathered, largest
 from private_rlhf.lm.drawing import Engine
 from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.kernels.token_terms import token_kl
@@ -49,9 +51,15 @@ class PromptResult:
     candidates: list[Answer]
 
 
-def once(path: Path, measure: Callable[[], list[PromptResult]]) -> list[PromptResult]:
-    """Results that an interrupted stage left in `path`; otherwise those of `measure`, saved there at once."""
-    if path.is_file():
+def once(
+    path: Path, measure: Callable[[], list[PromptResult]], together: torch.device | None = None
+) -> list[PromptResult]:
+    """Results that an interrupted stage left in `path`; otherwise those of `measure`, saved there at once.
+
+    together: the device where `measure` needs every process; then all of them measure if one has no results.
+    """
+    missing = not path.is_file()
+    if not (missing if together is None else largest(int(missing), together)):
         rows, groups = json.loads(path.read_text(encoding="utf-8")), ("reference", "policy", "candidates")
         return [
             PromptResult(**row | {name: [Answer(**answer) for answer in row[name]] for name in groups}) for row in rows
@@ -65,7 +73,8 @@ def once(path: Path, measure: Callable[[], list[PromptResult]]) -> list[PromptRe
 class Sampler:
     """Draws answers and scores them, in the numeric context of training. policy, reference: causal LMs in evaluation
     mode, with one `renderer`. truth: r*(prompt, response), or None. sampling: as PPO draws; KL is at its temperature.
-    engine: draws from both."""
+    engine: draws from both. gather_once: split weights stay whole while answers are drawn. Where they are split over
+    processes, every one calls `measure`, also without prompts."""
 
     accelerator: Accelerator
     policy: Any
@@ -76,6 +85,16 @@ class Sampler:
     sampling: Sampling
     seed: int
     engine: Engine
+    gather_once: bool = True
+
+    def __post_init__(self) -> None:
+        self.together = is_sharded(self.policy)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the manifest: that weights were split, and who the servers are, where either is so."""
+        servers = self.engine.summary()
+        return ({"split_weights": True} if self.together else {}) | ({"engine": servers} if servers else {})
 
     def _bar(self, label: str) -> str | None:
         """The label where this process shows bars."""
@@ -85,6 +104,8 @@ class Sampler:
         self, prompts: Sequence[tuple[int, Prompt]], samples_per_prompt: int, candidates: int
     ) -> list[PromptResult]:
         """Results for (index, prompt) pairs; they depend on index and prompt, not on how prompts are sharded."""
+        if not prompts and not self.together:  # more processes than prompts
+            return []
         least = LEAST_CENTRING if self.scorer.use_bonus else 1  # Γ is centred with them
         candidate_rows = self._draw(self.reference, prompts, max(candidates, least), "candidate", "candidates of π_ref")
         features = self._centre(prompts, candidate_rows)
@@ -103,17 +124,19 @@ class Sampler:
         """`count` answers per prompt as token ids."""
         ids = [self.renderer.prompt_ids(prompt) for _, prompt in prompts for _ in range(count)]
         keys = [sample_key(self.seed, "evaluate", purpose, index, k) for index, _ in prompts for k in range(count)]
-        flat = self.engine.draw(model, ids, keys, self.sampling, model is self.reference, self._bar(label))
+        with keep_gathered(self.accelerator, model, self.gather_once):
+            flat = self.engine.draw(model, ids, keys, self.sampling, model is self.reference, self._bar(label))
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
     def _centre(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]]) -> torch.Tensor | None:
         """Centres Γ, where it is used, with the draws of π_ref; returns their features."""
         if not self.scorer.use_bonus:
             return None
-        repeated = [prompt for _, prompt in prompts for _ in samples[0]]
+        repeated = [prompt for (_, prompt), rows in zip(prompts, samples, strict=True) for _ in rows]
         texts = [self.renderer.text(row) for rows in samples for row in rows]
         features = self.scorer.features(repeated, texts, self._bar("scoring"))
-        for (_, prompt), drawn in zip(prompts, features.split(len(samples[0])), strict=True):
+        parts = features.split([len(rows) for rows in samples])
+        for (_, prompt), drawn in zip(prompts, parts, strict=True):
             if not self.scorer.has_reference(prompt):
                 self.scorer.add_reference(prompt, drawn)
         return features
@@ -121,8 +144,7 @@ class Sampler:
     def _answers(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]],
                  features: torch.Tensor | None = None, kl: bool = False) -> list[list[Answer]]:  # fmt: skip
         """Scores of every answer, from its features where they are known; KL along it where asked for, else 0."""
-        count = len(samples[0])
-        repeated = [prompt for _, prompt in prompts for _ in range(count)]
+        repeated = [prompt for (_, prompt), group in zip(prompts, samples, strict=True) for _ in group]
         rows = [row for group in samples for row in group]
         texts = [self.renderer.text(row) for row in rows]
         scores = (self.scorer.score(repeated, texts, self._bar("scoring")) if features is None
@@ -131,8 +153,8 @@ class Sampler:
         truths = [None if self.truth is None else self.truth(plain_prompt(prompt), text)
                   for prompt, text in zip(repeated, texts, strict=True)]  # fmt: skip
         columns = (texts, map(len, rows), truths, scores.reward.tolist(), scores.pessimistic.tolist(), kls)
-        flat = [Answer(*row) for row in zip(*columns, strict=True)]
-        return [flat[start : start + count] for start in range(0, len(flat), count)]
+        flat = (Answer(*row) for row in zip(*columns, strict=True))
+        return [list(islice(flat, len(group))) for group in samples]
 
     @torch.no_grad()
     def _kl(self, prompts: Sequence[Prompt], rows: Sequence[list[int]]) -> list[float]:
@@ -140,11 +162,12 @@ class Sampler:
         device, pad = next(self.policy.parameters()).device, self.renderer.tokenizer.pad_token_id
         texts = [(self.renderer.prompt_ids(prompt), row) for prompt, row in zip(prompts, rows, strict=True)]
         result = [0.0] * len(rows)
-        for indices, batch in token_batches(texts, pad, KL_TEXTS, device, sharing_of(self.policy, self.reference)):
+        sharing = sharing_of(self.policy, self.reference)
+        for indices, batch in token_batches(texts, pad, KL_TEXTS, device, sharing, self.together):
             with precision(self.accelerator):
                 logits, _ = response_forward(self.policy, batch)
                 reference_logits, _ = response_forward(self.reference, batch)
             summed = batch.spread(token_kl(logits, reference_logits, self.sampling.temperature)).sum(dim=1)
-            for index, value in zip(indices, summed.tolist(), strict=True):
+            for index, value in zip(indices, summed[: len(indices)].tolist(), strict=True):
                 result[index] = value
         return result

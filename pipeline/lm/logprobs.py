@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from private_rlhf.lm.distributed import is_sharded, turns
 from private_rlhf.lm.generate import pad_rows
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.token_terms import token_logprobs, token_terms
@@ -221,10 +222,16 @@ def token_batches(
     batch_size: int,
     device: torch.device,
     sharing: Sharing | None,
-) -> Iterator[tuple[list[int], TokenBatch]]:
-    """(indices, batch) of `rows` (prompt ids, response ids), for one forward pass after another."""
-    for indices in batches([[*prompt, *response] for prompt, response in rows], sharing, batch_size):
-        prompts, responses = zip(*(rows[index] for index in indices), strict=True)
+    together: bool = False,
+) -> Iterator[tuple[Sequence[int], TokenBatch]]:
+    """(indices, batch) of `rows` (prompt ids, response ids), for one forward pass after another.
+
+    together: each pass needs every process. One that has no rows left gets a stand-in of one text, without indices.
+    """
+    texts = [[*prompt, *response] for prompt, response in rows]
+    stand_in = [([pad_token_id], [pad_token_id])]
+    for indices in turns(batches(texts, sharing, batch_size), device, together):
+        prompts, responses = zip(*([rows[index] for index in indices] or stand_in), strict=True)
         yield indices, token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
 
 
@@ -239,12 +246,13 @@ def mean_logprobs(
     temperature: float = 1.0,
     progress: str | None = None,
 ) -> np.ndarray:
-    """Length-normalised log-likelihood (n,) of each (prompt ids, response ids) at `temperature`, nats per token."""
-    result = np.zeros(len(rows))
+    """Length-normalised log-likelihood (n,) of each (prompt ids, response ids) at `temperature`, nats per token.
+    Where the model's weights are split, every process calls it, also without rows."""
+    result, together = np.zeros(len(rows)), is_sharded(model)
     with tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False) as bar:
-        for indices, batch in token_batches(rows, pad_token_id, batch_size, device, sharing_of(model)):
+        for indices, batch in token_batches(rows, pad_token_id, batch_size, device, sharing_of(model), together):
             logits, _ = response_forward(model, batch)
             logprobs = batch.spread(token_logprobs(logits, batch.tokens, temperature))
-            result[indices] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()
+            result[indices] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1))[: len(indices)].cpu().numpy()
             bar.update(len(indices))
     return result

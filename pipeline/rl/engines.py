@@ -312,14 +312,14 @@ def connect(
 
     folder: of the adapters, unless the section names one. dtype: of the base model. batch_size: requests of each
     process at a time. reference: π_ref as a model of its own, where nothing is learnt and each process proves its own
-    draws; None where `policy` has an adapter that is learnt. call, together: of `SyncProof`. UserError: vLLM cannot
-    serve what `policy` trains, or a server does not fit. RunStopped: one does not answer.
+    draws, unless they go `together`; None where `policy` has an adapter that is learnt. call, together: of `SyncProof`.
+    UserError: vLLM cannot serve what `policy` trains, or a server does not fit. RunStopped: one does not answer.
     """
     learnt = reference is None
     if learnt:
         check_servable(policy)
     bounds = settings.bounds(dtype if accelerator.mixed_precision == "no" else "bfloat16")
-    proof = SyncProof(accelerator, policy, renderer.tokenizer, temperature, bounds, call, together, joint=learnt)
+    proof = SyncProof(accelerator, policy, renderer.tokenizer, temperature, bounds, call, together, learnt or together)
     ends, tokens = end_ids(policy, renderer.tokenizer), renderer.max_prompt_tokens + renderer.max_response_tokens
     folder = settings.folder or folder
     return VllmEngine(accelerator, settings, proof, folder, ends, tokens, batch_size, reference=reference)

@@ -51,7 +51,7 @@ from private_rlhf.evaluation.rates import (
 )
 from private_rlhf.evaluation.summary import Summary
 from private_rlhf.evaluation.truths import load_truth, reward_function, truth_name
-from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.distributed import is_sharded, make_accelerator, split_frozen
 from private_rlhf.lm.drawing import Engine, TransformersEngine
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.logprobs import mean_logprobs
@@ -75,12 +75,12 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
     reference_path = run_dir.stage("ppo") / REFERENCE if quantised(recipe) else context.reference
     renderer = make_renderer(recipe.model, load_tokenizer(reference_path))
-    reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
+    reference = split_frozen(accelerator, load_causal_lm(reference_path, recipe.model.dtype))
     method, policy_path = method_name(recipe), run_dir.stage(recipe.aligner) / "model"
-    policy = load_causal_lm(policy_path, recipe.model.dtype).to(accelerator.device)
+    policy = split_frozen(accelerator, load_causal_lm(policy_path, recipe.model.dtype))
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
     scorer = load_scorer(context.reward_model, recipe.model, size, use_bonus=use_bonus)
-    scorer.checkpoint.model.model.to(accelerator.device)
+    scorer.place(accelerator)
     known_truth = truth_name(settings.truth, recipe.data.evaluation_prompts)
     truth = None if known_truth is None else reward_function(known_truth)
 
@@ -91,10 +91,9 @@ def run(context: StageContext) -> dict[str, Any]:
     mine = list(enumerate(fitting[: settings.num_prompts]))[process::processes]
     sampler = make_sampler(context, accelerator, policy, reference, renderer, scorer, truth)
     share = f"{process}-of-{processes}"
-    measured = once(
-        context.checkpoints / f"answers-{share}.json",
-        lambda: sampler.measure(mine, settings.samples_per_prompt, settings.gibbs_candidates) if mine else [],
-    )
+    counts = settings.samples_per_prompt, settings.gibbs_candidates
+    path = context.checkpoints / f"answers-{share}.json"
+    measured = once(path, lambda: sampler.measure(mine, *counts), accelerator.device if sampler.together else None)
     results: list[PromptResult] = sorted(gather_object(measured), key=lambda result: result.index)
     summary = Summary(results, recipe.ppo.kl_coef, recipe.seed)
 
@@ -140,7 +139,7 @@ def run(context: StageContext) -> dict[str, Any]:
     return {
         "prompts": len(results),
         "pairs": len(pairs),
-        **({} if recipe.rollout is None else {"engine": sampler.engine.summary()}),
+        **sampler.facts,
         "texts": [
             text_count("prompts", len(everything), len(fitting), renderer),
             text_count("pairs", len(rows), len(rows) - dropped, renderer),
@@ -164,9 +163,12 @@ def make_sampler(
     engine: Engine = TransformersEngine(accelerator, renderer.tokenizer, size)
     if recipe.rollout is not None:
         how = context.checkpoints / "adapters", recipe.model.dtype, sampling.temperature, size
-        engine = connect(accelerator, recipe.rollout, policy, renderer, *how, reference=reference)
+        models = {"reference": reference, "together": is_sharded(policy)}
+        engine = connect(accelerator, recipe.rollout, policy, renderer, *how, **models)
         engine.publish(context.run.stage(recipe.aligner) / ADAPTER)
-    return Sampler(accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed, engine)
+    return Sampler(
+        accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed, engine, recipe.ppo.gather_once
+    )
 
 
 def describe_methods(trained: str, summary: Summary) -> dict[str, dict[str, Any]]:

@@ -144,6 +144,14 @@ def test_a_rollout_on_split_weights_holds_whole_ones_beside_them(config: Path, s
     assert "gathered weights" not in peaks(config, machine, *overrides, "ppo.gather_once=false")["ppo"]
 
 
+def test_an_evaluation_on_split_weights_holds_a_share_of_both_models(config: Path, shape: Shape) -> None:
+    machine, once = Machine("cuda", 8 * GIB, 4, sharded=True), "evaluate.batch_size=100000"
+    evaluate = peaks(config, machine, once)["evaluate"]
+    assert evaluate["weights"] == 2 * peaks(config, replace(machine, sharded=False), once)["evaluate"]["weights"] / 8
+    assert evaluate["weights"] == evaluate["gathered weights"] / 2  # a quarter of both, and one whole
+    assert "gathered weights" not in peaks(config, machine, once, "ppo.gather_once=false")["evaluate"]
+
+
 def planned(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     code = main(["plan", "--config", str(TINY), *arguments])
     captured = capsys.readouterr()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from support.pipeline_runs import Workspace, clean_environment, numbers, read_json
 
 TOLERANCE = 1e-4
+FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
 REGRESSION = ("batch_size=8", "samples_per_prompt=4", "learning_rate=1e-3", "passes=1", "lora.rank=4")
 LORA = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8", "reward.lora.rank=4")
 
@@ -177,6 +178,23 @@ def test_learning_from_reference_completions_is_that_of_one_process(
 def test_evaluation_is_that_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
     run = rerun(workspace, finished_run, tmp_path / "run", "evaluate")
     ours, theirs = (numbers(read_json(folder / "evaluate" / "evaluation.json")) for folder in (run, finished_run))
+    assert len(theirs) > 50
+    assert ours == pytest.approx(theirs, abs=TOLERANCE)
+
+
+def test_evaluation_on_split_weights_is_that_of_one_process(
+    workspace: Workspace, finished_run: Path, tmp_path: Path
+) -> None:
+    """One prompt and three pairs: a process without a prompt, and one with a pair less, take part all the same."""
+    few = ("evaluate.num_prompts=1", "evaluate.max_pairs=3")
+    one, two = tmp_path / "one", tmp_path / "two"
+    for run in (one, two):
+        shutil.copytree(finished_run, run)
+        shutil.rmtree(run / "evaluate")
+    workspace.run(one, "--only", "evaluate", *few)
+    workspace.launch("evaluate", two, *few, **FSDP2)
+    assert read_json(two / "evaluate" / "manifest.json")["report"]["split_weights"] is True
+    ours, theirs = (numbers(read_json(run / "evaluate" / "evaluation.json")) for run in (two, one))
     assert len(theirs) > 50
     assert ours == pytest.approx(theirs, abs=TOLERANCE)
 

@@ -84,10 +84,11 @@ class Workspace:
         return subprocess.CompletedProcess(["run"], code, out.getvalue(), err.getvalue())
 
     def launch(
-        self, stage: str, run: Path, *overrides: str, processes: int = 2
+        self, stage: str, run: Path, *overrides: str, processes: int = 2, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """One stage under accelerate with several CPU processes."""
-        done = self._launched(processes, ["-m", f"private_rlhf.stages.{stage}"], self.options(run, *overrides))
+        program = ["-m", f"private_rlhf.stages.{stage}"]
+        done = self._launched(processes, program, self.options(run, *overrides), **environment)
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 
@@ -97,10 +98,12 @@ class Workspace:
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 
-    def _launched(self, processes: int, program: list[str], options: list[str]) -> subprocess.CompletedProcess[str]:
+    def _launched(
+        self, processes: int, program: list[str], options: list[str], **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
         command += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--num_machines", "1"]
-        return self.finish([*command, *program, *options], ACCELERATE_USE_CPU="true")
+        return self.finish([*command, *program, *options], ACCELERATE_USE_CPU="true", **environment)
 
     def signal_stage_when(self, path: Path, stage: str, run: Path, *overrides: str, processes: int) -> None:
         """Kills one stage under accelerate as soon as `path` exists."""
