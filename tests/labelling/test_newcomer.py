@@ -139,6 +139,21 @@ def test_the_page_speaks_the_browser_s_language_until_another_is_chosen(tmp_path
         assert tab.run("byId('give').textContent").startswith(LANGUAGES["de"]["give"])
 
 
+def test_from_right_to_left_the_drawings_turn_round_and_the_bytes_do_not(tmp_path: Path, tab: Tab) -> None:
+    """On a phone no key is shown, in any language."""
+    store = AnswerStore(tmp_path / "store", 1.0)
+    with serving(store) as server:
+        tab.speak("ar")
+        tab.open(f"http://127.0.0.1:{server.port}/#{store.add_person('anna')}")
+        tab.wait("document.documentElement.dir === 'rtl'")
+        style = "(each) => getComputedStyle(each)"
+        drawings = tab.run(f"[...document.querySelectorAll('figure svg')].map((each) => ({style})(each).transform)")
+        assert drawings == ["none", *2 * ["matrix(-1, 0, 0, 1, 0, 0)"]]
+        assert tab.run(f"({style})(byId('bytes')).direction") == "ltr"
+        tab.resize(390, 844)
+        assert tab.run(f"[...document.querySelectorAll('kbd')].every((each) => ({style})(each).display === 'none')")
+
+
 def test_two_long_answers_scroll_together(tmp_path: Path, tab: Tab) -> None:
     """By their share of the way; on a phone they stand below each other and do not scroll."""
     store = AnswerStore(tmp_path / "store", 1.0)
