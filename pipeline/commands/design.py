@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAGE, FIGURE = r"# \d+ labels at ε = ", r'<svg [^>]*aria-label="Retained gain'
 STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # ε, and times the labels that are asked about
+HARDLY = 5.0  # ε from which odds may change by a factor of 148 or more
 NOTE = (
     "Median of simulated rewards, 5 % and 95 %. Retained: of the J gain of as many true labels. The policy is the "
     "Gibbs policy of the learnt reward; PPO reaches most of its gain."
@@ -109,7 +110,7 @@ def shares_of(text: str) -> tuple[tuple[float, float], ...]:
     except ValueError:
         epsilons, shares = (), ()
     if not abs(sum(shares) - 1.0) < 1e-6 or min(shares) <= 0.0:
-        raise UserError(f"--mix must be EPSILON:SHARE, where shares add up to 1, got {text!r}: 0.5:0.3,2:0.7")
+        raise UserError(f"--mix must be EPSILON:SHARE, where shares add up to 1, got {text!r}: write 0.5:0.3,2:0.7")
     LevelledResponse.of(epsilons, "--mix")
     return tuple(sorted(zip(epsilons, shares, strict=True)))
 
@@ -178,7 +179,7 @@ def table(cells: Sequence[tuple[object, Terms]], results: Sequence[Forecast]) ->
 
     rows = ["| labels | ε | answers in the right order | J gain | retained |", "|---|---|---|---|---|"]
     for (labels, each), result in zip(cells, results, strict=True):
-        cell = (f"{centre:.2f} [{low:.2f}, {high:.2f}]" for centre, low, high in
+        cell = (f"{centre:z.2f} [{low:z.2f}, {high:z.2f}]" for centre, low, high in
                 map(middle, (result.right, result.gain, result.retained)))  # fmt: skip
         rows.append(f"| {labels} | {text_of(each)} | {' | '.join(cell)} |")
     return rows
@@ -190,15 +191,26 @@ def consent(asked: int, epsilons: Sequence[float]) -> str:
     text = ". You choose how often, before the first question; your choice is not hidden" if several else ""
     for epsilon in epsilons:
         kept, total = 100 * LabelNoise.of(epsilon).keep_prob, asked * epsilon
-        one, most = (f"{math.ceil(10 * math.exp(each)) / 10:,}" if each < 14 else f"e^{math.ceil(each)}"
-                     for each in (epsilon, total))  # bounds, so rounded up
-        together = "" if total < 5 else ". So each answer is protected, and all of yours together hardly"
+        one, most = map(bound_of, (epsilon, total))
+        together = f"; whoever sees all of yours, by {most}" if asked > 1 else ""
+        if epsilon >= HARDLY:
+            together += ". So your answers are hardly protected"
+        elif total >= HARDLY:
+            together += ". So each answer is protected, and all of yours together hardly"
         text += f". At ε = {epsilon:g}, of" if several else ": of"
         text += (
             f" 100 people who prefer A, {kept:.0f} reports say A. Whoever sees one report can change the odds of what "
-            f"you prefer by a factor of at most {one}; whoever sees all of yours, by {most}{together}"
+            f"you prefer by a factor of at most {one}{together}"
         )
+    times = f"{asked} times" if asked > 1 else "once"
     return (
         "For the consent form, where people's own device changes answers: “You will be asked which of two answers you "
-        f"prefer, at most {asked} times. Chance may change your answer before anyone sees it{text}.”"
+        f"prefer, at most {times}. Chance may change your answer before anyone sees it{text}.”"
     )
+
+
+def bound_of(epsilon: float) -> str:
+    """A bound on the factor e^ε in words, rounded up."""
+    if epsilon >= 14:
+        return f"e^{math.ceil(epsilon)}"
+    return f"{math.ceil(10 * math.exp(epsilon)) / 10:,}" if epsilon < HARDLY else f"{math.ceil(math.exp(epsilon)):,}"
