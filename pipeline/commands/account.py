@@ -69,7 +69,7 @@ def _by_level(text: str) -> list[tuple[float, int]]:
     try:
         return [(float(epsilon), int(number)) for epsilon, number in (part.split(":") for part in text.split(","))]
     except ValueError:
-        raise UserError(f"--answers must be EPSILON:NUMBER, with commas between, got {text!r}: 0.5:10,4:2") from None
+        raise UserError(f"--answers must be EPSILON:NUMBER, as in 0.5:10,4:2, got {text!r}: write it so") from None
 
 
 def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: Any) -> Guarantee:
