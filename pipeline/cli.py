@@ -258,7 +258,7 @@ def privatize(
     accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
-    """Stage with --config; without it privatise --data into --output at --epsilon (or --epsilon-column) with --key."""
+    """Stage with --config; without it privatise --data into --output at --epsilon (or --epsilon-column)."""
     one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides, accept_code)

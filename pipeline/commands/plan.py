@@ -16,6 +16,7 @@ from private_rlhf.core.outputs import json_with, output_file
 def plan(
     config: Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")],
     run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Preferences (data.preferences).")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Plan for that many GPUs.")] = None,
     gpu_memory: Annotated[float | None, typer.Option("--gpu-memory", min=0.1, help="GiB of each of them.")] = None,
     sharded: Annotated[bool, typer.Option("--sharded", help="Weights are split over the GPUs (FSDP2).")] = False,
@@ -28,11 +29,6 @@ def plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. ppo.minibatch_size=8")] = None,
 ) -> None:
     """Estimate the peak memory of every stage; refuse what cannot fit."""
-    from private_rlhf.commands.memory import GIB, Machine, estimate, this_machine
-    from private_rlhf.core import atomic
-    from private_rlhf.core.rundir import RunDir
-    from private_rlhf.core.world import declared_world
-    from private_rlhf.lm.numerics import resolve_dtype
     from private_rlhf.recipe import Recipe
     from private_rlhf.recipe.load import load_recipe
 
@@ -43,8 +39,15 @@ def plan(
     if output is not None:
         written = json_with("recipe", "device", "limit_bytes", "stages")
         output = output_file(output, "--json", rewrites=written, inputs=(config, model_config), force=force)
-    recipe = load_recipe(Recipe, config, overrides or [])
+    given = [] if data is None else [f"data.preferences={data}"]
+    recipe = load_recipe(Recipe, config, [*given, *(overrides or [])])
     recipe.data.check_preferences()
+    from private_rlhf.commands.memory import GIB, Machine, estimate, this_machine
+    from private_rlhf.core import atomic
+    from private_rlhf.core.rundir import RunDir
+    from private_rlhf.core.world import declared_world
+    from private_rlhf.lm.numerics import resolve_dtype
+
     run = RunDir(run_dir or Path("runs") / recipe.name)
     here = machine = this_machine()
     if gpus and gpu_memory:

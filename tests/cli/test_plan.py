@@ -179,6 +179,13 @@ def test_gpus_are_planned_without_one(config: Path, capsys: Capture) -> None:
     assert "16.0 GiB for each of 2 process(es) on cuda" in out
 
 
+def test_preferences_are_named_as_in_a_run(config: Path, capsys: Capture) -> None:
+    plan = ["plan", "--config", "own_data", "--gpus", "1", "--gpu-memory", "16", "--model-config", str(config)]
+    assert main(plan) == 2
+    assert "give --data PATH" in capsys.readouterr().err
+    assert main([*plan, "--data", "mine.jsonl"]) == 0
+
+
 @pytest.mark.parametrize(
     ("changed", "overrides", "remedy"),
     [
