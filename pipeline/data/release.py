@@ -260,7 +260,11 @@ def read_release(directory: str | Path) -> Release:
     not what was signed."""
     folder = Path(directory)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such release folder; {REMEDY}")
+        wrong = "is a file, not a release" if folder.is_file() else "no such release"
+        raise UserError(f"{folder}: {wrong} folder; {REMEDY}")
+    for inner in (folder / "release", folder / "privatize" / "release", folder / "online" / "release"):
+        if inner.is_dir():  # of a run, or of its stage
+            raise UserError(f"{folder}: is not a release folder but has one; give {inner}")
     stated = file_of(folder, MANIFEST)
     facts = _document(stated)
     if facts is None:

@@ -22,7 +22,8 @@ def check_checkpoint(name: str, where: str, others: str = "") -> str:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             check_no_adapter(folder, where)
-            raise UserError(f"{where} must be a folder with config.json, got '{name}': give a whole checkpoint")
+            remedy = f"{folder / 'model'}" if (folder / "model" / "config.json").is_file() else "a whole checkpoint"
+            raise UserError(f"{where} must be a folder with config.json, got '{name}': give {remedy}")
         return str(folder)
     parent_is_here = folder.parent != Path() and folder.parent.is_dir()
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or parent_is_here:

@@ -239,6 +239,13 @@ def test_incomplete_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("private_rlhf.data.release.ROWS_PER_SHARD", 6)
     with pytest.raises(UserError, match="no such release folder; write it again"):
         read_release(tmp_path / "none")
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(UserError, match="is a file, not a release folder"):
+        read_release(tmp_path / "file")
+    (tmp_path / "run" / "privatize" / "release").mkdir(parents=True)
+    for folder in (tmp_path / "run", tmp_path / "run" / "privatize"):
+        with pytest.raises(UserError, match="not a release folder but has one; give .*/run/privatize/release$"):
+            read_release(folder)
     release(tmp_path / "out", pairs(13), rows_per_shard=6)
     shard = tmp_path / "out" / "part-00001.parquet"
     whole = shard.read_bytes()

@@ -112,6 +112,12 @@ def test_an_adapter_is_named_wherever_a_model_is_given(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is an adapter"):
             check(str(tmp_path / "model") if check is check_checkpoint else tmp_path / "model", "--policy")  # type: ignore[arg-type]
 
+def test_the_folder_of_a_stage_names_the_checkpoint_in_it(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path / "ppo" / "model", TEXTS)
+    with pytest.raises(UserError, match=r"folder with config.json, got '.*/ppo': give .*/ppo/model$"):
+        check_checkpoint(str(tmp_path / "ppo"), "--policy")
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of `someone/model` in a cache of the hub, for files of one revision; nothing is downloaded."""
