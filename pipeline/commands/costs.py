@@ -29,8 +29,8 @@ from private_rlhf.recipe import OF_RELEASE, Recipe
 SMALL = 500_000_000
 """Parameters of a model of which a CPU passes a batch forward and back in seconds."""
 START = 20.0  # seconds that loading libraries and weights, and saving, may take besides: a round number
-NOTE = """memory: of a process, for texts as long as the recipe allows; `private-rlhf plan` has its parts
-time: of sft all steps at the pace of one that was measured now, or half as long again and 20 s to load and save"""
+NOTE = "memory: of a process, for texts as long as the recipe allows; `private-rlhf plan` has its parts"
+PACE = "all steps at the pace of one that was measured now, or half as long again and 20 s to load and save"
 
 
 def stage_costs(recipe: Recipe, run: RunDir, names: Collection[str], world: World) -> dict[str, str]:
@@ -52,7 +52,7 @@ def stage_costs(recipe: Recipe, run: RunDir, names: Collection[str], world: Worl
             name == "sft" and small and has_rows and world.size == 1 and is_here(recipe.model)
             and (seconds := sft_seconds(recipe, run.released))
         ):  # fmt: skip
-            spent = f"{seconds:.0f} to {1.5 * seconds + START:.0f} s"
+            spent = f"{seconds:.0f} to {1.5 * seconds + START:.0f} s ({PACE})"
         costs[name] = f"{memory}, {spent}"
     return costs
 

@@ -55,7 +55,7 @@ def test_only_what_was_measured_is_a_number(cache: Path, tmp_path: Path, monkeyp
     run.complete("ppo", {"seconds": 41.3})
     new = costs.stage_costs(plain, run, names, ONE)
     assert new["privatize"] == "memory not known, time not known"
-    assert re.fullmatch(r"up to \d\.\d GiB, 100 to 170 s", new["sft"])
+    assert re.fullmatch(r"up to \d\.\d GiB, 100 to 170 s \(all steps at the pace of .*\)", new["sft"])
     size = sum(estimate(plain, this_machine()).peaks["ppo"].values()) / GIB
     assert new["ppo"] == f"up to {size:.1f} GiB, its last run here took 41 s"
     shared = costs.stage_costs(plain, run, ["sft"], World(0, 2))
