@@ -464,6 +464,9 @@ def closing_lines(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any], 
         cost = f"ε = {epsilon_text(status.epsilon)} a label{' at most' if status.levels else ''}: the odds of its two"
         cost += f" values change by a factor of {odds} at most; ε = {card['epsilon_total_per_event']:g} with all"
         cost += " releases under this key"
+    following = f"sample --policy {folder.parent / facts.aligner.lower() / 'model'} PROMPT"
+    if (facts.recipe.get("data") or {}).get("preferences") == "embedded":
+        following = "run --config own_data --data PREFERENCES --dry-run"
     policy = "not evaluated" if facts.policy is None else f"it {_win_sentence(facts.methods[facts.policy])}"
     return [
         f"protected  {what}",
@@ -471,5 +474,5 @@ def closing_lines(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any], 
         f"cost       {cost}",
         f"policy     {policy}",
         f"report     {folder / 'report.html'}; as text {folder / 'report.md'}",
-        "next       private-rlhf run --config own_data --data PREFERENCES --dry-run",
+        f"next       private-rlhf {following}",
     ]

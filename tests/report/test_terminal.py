@@ -29,9 +29,11 @@ def test_a_private_run_ends_in_six_lines(make_run: Any) -> None:
     assert f"{math.exp(epsilon):.3g}" in lines["cost"]
     assert "π_ref" in lines["policy"]
     assert "runs/x/report/report.html" in lines["report"]
+    assert lines["next"].startswith("private-rlhf run --config own_data")
     own = replace(facts, recipe=facts.recipe | {"data": {"preferences": "mine.jsonl"}}, evaluation={})
     assert "synthetic" not in lines_of(own)["protected"]
     assert lines_of(own)["policy"] == "not evaluated"
+    assert lines_of(own)["next"] == "private-rlhf sample --policy runs/x/ppo/model PROMPT"
 
 
 def test_labels_with_levels_are_kept_by_their_level(make_run: Any) -> None:
