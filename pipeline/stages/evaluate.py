@@ -292,7 +292,7 @@ def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
             share = withheld(agreement) or Estimate(**agreement)
             notes.append(f"{name} prefers the truly better answer of a pair in {share} of them")
     if best is not None and not withheld(best.as_dict()):
-        notes.append(f"r̄ finds the truly best of four answers of π_ref in {best} of fours, by chance .25")
+        notes.append(f"of four answers of π_ref the fitted reward finds the truly best in {best}, by chance in 0.25")
     return notes
 
 
@@ -300,14 +300,15 @@ def judge_notes(recipe: Recipe) -> list[str]:
     """Notes without which the win rates cannot be read."""
     notes = [
         "generation win rates: the policy's answer against one of π_ref to the same held-out prompt, ties half; "
-        "truth and reward model score each answer by itself, so position does not matter"
+        "truth and reward model score each answer by itself, so position does not matter. π_ref's own rate is that "
+        "of two of its answers: 50 % but for chance"
     ]
     if (name := recipe.evaluate.truth) is not None:
         notes.append(f"truth: {name}, {load_truth(name).description}")
     else:
         known = recipe.data.evaluation_prompts == "embedded"
         notes.append("truth: the embedded task's known reward r*" if known else "no ground truth exists for this data")
-    notes.append("rm: the reward model the policy was trained against, so a high rate only here may be gaming")
+    notes.append("reward model: the one that the policy was trained against, so a high rate by it alone may be gaming")
     if quantised(recipe):
         notes.append(f"π_ref, which also stands for sft: {QUANTISED_REFERENCE}")
     if recipe.ppo.temperature != 1:
