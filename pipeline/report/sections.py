@@ -465,7 +465,7 @@ def closing_lines(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any], 
         cost += f" values change by a factor of {odds} at most; ε = {card['epsilon_total_per_event']:g} with all"
         cost += " releases under this key"
     following = f"sample --policy {folder.parent / facts.aligner.lower() / 'model'} PROMPT"
-    if (facts.recipe.get("data") or {}).get("preferences") == "embedded":
+    if facts.synthetic_labels:
         following = "run --config own_data --data PREFERENCES --dry-run"
     policy = "not evaluated" if facts.policy is None else f"it {_win_sentence(facts.methods[facts.policy])}"
     return [
