@@ -119,6 +119,7 @@ def remove(
     answers = AnswerStore.open(store)
     for name in names:
         answers.remove_person(name)
+        print_lines(f"{name}: the link has ended")
 
 
 @app.command()

@@ -335,6 +335,8 @@ def test_links_have_the_server_s_address_and_no_request_is_logged(
                 invited = capsys.readouterr()
                 assert re.fullmatch(f"anna: {re.escape(url)}#[0-9a-f]{{64}}\n", invited.out)
                 assert ("link and its browser are void" in invited.err) == (address is not None)
+                assert main(["label", "remove", "--store", folder, "anna"]) == 0
+                assert capsys.readouterr().out == "anna: the link has ended\n"
                 client = Client(port)
                 for path in ("/", "/questions", "/none"):
                     client("GET", path)
