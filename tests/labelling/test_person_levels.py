@@ -273,12 +273,12 @@ def test_the_page_asks_for_a_level_first(tmp_path: Path, tab: Tab) -> None:
         assert tab.run("byId('question').hidden && state.questions.length === 0")
         words = tab.run("[...byId('choices').children].map((each) => each.textContent)")
         assert words[0] == "Of 100 people who preferred answer A, 62 of the reports say A. " \
-                           "An answer costs ε = 0.5 of your 900."  # fmt: skip
+                           "An answer costs ε\u00a0=\u00a00.5 of your 900."  # fmt: skip
         assert "more than 99 of the reports" in words[1]
         tab.run("byId('choices').children[1].click()")
         for number in range(AHEAD):
             tab.wait(f"byId('prompt').textContent === 'prompt {number}'")
-            assert tab.run("byId('odds').textContent.includes('(ε = 100)')")
+            assert tab.run("byId('odds').textContent.includes('(ε\u00a0=\u00a0100)')")
             if number == 0:
                 tab.run("byId('choices').children[2].click()")
                 tab.wait("state.epsilon === 200 && byId('choices').children[2].ariaPressed === 'true'")
@@ -292,7 +292,7 @@ def test_the_page_asks_for_a_level_first(tmp_path: Path, tab: Tab) -> None:
         assert store.answer_counts() == {"anna": {100.0: AHEAD, 200.0: 1}}
         memory = dict(tab.run("kept().then((all) => all.map((each) => [each.event, each.epsilon]))"))
         assert memory.items() <= dict(stored(store)).items()
-        tab.wait("byId('spent').textContent === 'Spent: ε = 700 of 900.'")
+        tab.wait("byId('spent').textContent === 'Spent: ε\u00a0=\u00a0700 of 900.'")
         bodies = [each["postData"] for each in tab.requests() if each["url"].endswith("/level")]
         assert bodies == ['{"level":"1"}', '{"level":"2"}']
         tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
