@@ -191,7 +191,9 @@ def replay(
     if len(pairs) < count:
         raise UserError(f"--canaries must be at most {len(pairs)}, the pairs of {roots[0]}, got {count}: ask for fewer")
     stated = {table.epsilon for table in view.tables if table.epsilon is not None and not is_public(table.epsilon)}
-    epsilons = sorted(stated)[-MOST_EPSILONS:] if epsilon is None else [epsilon]
+    if not stated and epsilon is not None:
+        stated = {epsilon}
+    epsilons = sorted(stated)[-MOST_EPSILONS:]
     with tempfile.TemporaryDirectory(prefix="canaries-") as name:  # 0700
         home = Path(name)
         labels: dict[bytes, tuple[int, ...]] = {}

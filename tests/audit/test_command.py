@@ -128,3 +128,10 @@ def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsy
     leaky = id_of_joined_texts(world, tmp_path / "leaky")
     assert main(["attack", str(leaky), "--canaries", "100"]) == 1
     assert "LEAK in the release itself" in capsys.readouterr().out
+
+
+def test_a_claim_below_the_release_s_epsilon_is_refuted(tmp_path: Path, world: World, capsys: Capture) -> None:
+    """The replay is at the release's ε, whatever claim is tested."""
+    folder = sound(world, tmp_path / "bundle", 3.0)
+    assert main(["attack", str(folder), "--canaries", "200", "--epsilon", "0.1"]) == 1
+    assert "the claim is 0.100" in capsys.readouterr().out
