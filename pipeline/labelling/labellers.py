@@ -362,6 +362,10 @@ class Terminal(_Drawn):
                 return
             self._chosen |= dict.fromkeys(new, levels[typed].epsilon)
             write_json(self.folder / CHOSEN, self._chosen, 0o600)
+        if len(levels) == 1 and waiting:
+            kept = 100 * levels["1"].noise.keep_prob
+            rule = f"Of 100 answers {kept:.3g} stay true; the others are turned round before they are stored"
+            print_lines(f"\n{rule} (ε = {levels['1'].epsilon:g}).", file=self.out)
         for number, each in enumerate(waiting, 1):
             turned = secrets.randbits(1)
             shown = (each.response_a, each.response_b)[:: -1 if turned else 1]
