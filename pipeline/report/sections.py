@@ -305,7 +305,7 @@ _FIT_LABELS = {
     "null_log_likelihood": "Log-likelihood of a fair coin",
     "validation_accuracy_private": "Held-out accuracy on private labels",
     "validation_accuracy_debiased": "Held-out accuracy, debiased to true labels",
-    "validation_after_selection": "Backbone, training or ridge knows these held-out pairs",
+    "validation_after_selection": "Held-out pairs were used by backbone, training or ridge",
 }
 _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 

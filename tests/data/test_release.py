@@ -244,7 +244,7 @@ def test_incomplete_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         read_release(tmp_path / "file")
     (tmp_path / "run" / "privatize" / "release").mkdir(parents=True)
     for folder in (tmp_path / "run", tmp_path / "run" / "privatize"):
-        with pytest.raises(UserError, match="not a release folder but has one; give .*/run/privatize/release$"):
+        with pytest.raises(UserError, match=r"not a release folder but has one; give .*/run/privatize/release$"):
             read_release(folder)
     release(tmp_path / "out", pairs(13), rows_per_shard=6)
     shard = tmp_path / "out" / "part-00001.parquet"
