@@ -138,7 +138,8 @@ class LabelServer:
         try:
             self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
-            raise UserError(f"{host}:{port}: cannot listen here ({error.strerror}); choose another --port") from None
+            why = str(error.strerror).partition(" (")[0]  # the rest repeats the address
+            raise UserError(f"{host}:{port}: cannot listen here ({why}); choose another --port") from None
         # connections inherit it: head and body leave as two packets, and the second would wait 40 ms for the first
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._socket.getsockname()[1])
