@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.declared_columns import BESIDE_PROMPT
+from private_rlhf.data.formats import columns_like
 from private_rlhf.data.layout import Layout
 from private_rlhf.data.sources import (
     MOST_LINE_BYTES,
@@ -115,7 +115,7 @@ def read_chunk(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
     """The chunk's rows as columns, one batch or (large row groups) several. UserError names the first bad row."""
     if chunk.unit == "line":
         data = chunk.lines if chunk.lines is not None else _bytes_of(chunk)
-        table = _arrow_lines(data, layout.wanted) if layout.fast else None
+        table = _arrow_lines(data, layout.read, layout.watched) if layout.fast else None
         columns = layout.fast_columns(table) if table is not None else None
         yield columns if columns is not None else _slow_lines(chunk, data, layout)
     elif chunk.rows is not None:
@@ -163,7 +163,7 @@ def _key_names(data: bytes) -> set[str]:
     return names
 
 
-def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
+def _arrow_lines(data: bytes, wanted: Sequence[str], watched: tuple[str, ...]) -> pa.Table | None:
     """Arrow's reading of JSON lines, or None where it could differ from the row reader's.
 
     Every line must be `{...}` from the first byte to the last: between two lines `}` and `{` cannot both stand inside
@@ -186,7 +186,7 @@ def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
             parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
             table = pj.read_json(pa.BufferReader(data), read_options=reading, parse_options=parsing)
             names = _key_names(data) if others == "ignore" else set()
-            odd = two_spellings(names, wanted) or not names.isdisjoint(BESIDE_PROMPT)
+            odd = two_spellings(names, wanted) or columns_like(frozenset(names), watched)
             return None if odd or len(table) != len(breaks) + 1 else table
         except (pa.ArrowException, ValueError):
             continue

@@ -34,6 +34,8 @@ LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "
 BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
 """Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
 data.message_keys names it."""
+_EMPTY_LISTS = ("[]", "{}")
+"""Empty ones as tables write them."""
 MOST_COMPARED = 100
 """Columns among which the nearest to a missing one is looked for."""
 _RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
@@ -190,6 +192,11 @@ def column_value(row: Mapping[str, Any], name: str, known: Sequence[str]) -> Any
     if row[name] is None:
         raise RowError(f"column {name!r} is null; fill it in, or remove the row")
     return row[name]
+
+
+def is_filled(value: Any) -> bool:
+    """False for null, an empty text or list, and for NaN, which tables have in place of null."""
+    return bool(value) and value == value and value not in _EMPTY_LISTS
 
 
 def sign(value: float) -> int:

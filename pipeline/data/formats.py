@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -39,10 +40,10 @@ from private_rlhf.data.conversation import (
     transcript,
     transcript_turns,
 )
-from private_rlhf.data.declared_columns import BESIDE_PROMPT, PAIR, SYSTEMS, Options, column_value, nearest
+from private_rlhf.data.declared_columns import BESIDE_PROMPT, PAIR, SYSTEMS, Options, column_value, is_filled, nearest
 from private_rlhf.data.render import Demonstration
 from private_rlhf.data.sources import Part, Row, open_source
-from private_rlhf.privacy.records import Message, Text, encode_text, is_blank
+from private_rlhf.privacy.records import Message, Text, encode_text, fold_name, is_blank
 
 FIRST_ROWS = 200
 """By which a form is chosen."""
@@ -180,18 +181,25 @@ def counted(fault: MarkedSource, count: int, rows: int) -> UserError:
 
 def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[Text, ...]:
     """The texts with the system message and the tools of the row's columns."""
-    check_lossy([row], (*SYSTEMS, *options.message_keys))
+    check_lossy([row], (*SYSTEMS, *options.message_keys), BESIDE_PROMPT)
     system = next((row[name] for name in SYSTEMS if row.get(name)), None)
     tools = row.get("tools")
     return framed(texts, system, tools) if system or tools else texts
 
 
-def check_lossy(rows: Sequence[Row], read: Collection[str], names: Collection[str] = BESIDE_PROMPT) -> None:
+@lru_cache(maxsize=64)  # most rows have the columns of the one before
+def columns_like(columns: Collection[str], names: Collection[str], read: Collection[str] = ()) -> list[str]:
+    """The columns that are one of the names in some spelling, but for those that are read."""
+    folded = {fold_name(name) for name in names}
+    return [column for column in sorted(columns) if column not in read and fold_name(column) in folded]
+
+
+def check_lossy(rows: Sequence[Row], read: tuple[str, ...], names: tuple[str, ...]) -> None:
     """RowError for one of the columns, which belong to the prompt, that is not empty and is not read."""
-    if lossy := sorted(name for name in names if name not in read and any(row.get(name) for row in rows)):
+    if lossy := [name for row in rows for name in columns_like(tuple(row), names, read) if is_filled(row[name])]:
         rendered = "name it in data.message_keys, if the chat template renders it"
-        remedy = f"{rendered if lossy[0] == 'tools' else 'put it into the prompt'}, or remove it"
-        raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; {remedy}")
+        remedy = f"{rendered if min(lossy) == 'tools' else 'put it into the prompt'}, or remove it"
+        raise RowError(f"has the column {min(lossy)!r}, which belongs to the prompt and is not read; {remedy}")
 
 
 def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:
@@ -271,7 +279,7 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     texts = [row for row in asking if len(row["prompt"].strip()) >= SHORTEST_PROMPT]
     starts = [[row[name].startswith(row["prompt"]) for name in PAIR] for row in texts]
     repeated = sum(map(all, starts))
-    inside = sum(all(_words(row["prompt"]) in _words(row[name]) for name in PAIR) for row in texts)
+    inside = sum(all(words(row["prompt"]) in words(row[name]) for name in PAIR) for row in texts)
     if 2 * sum(one != other for one, other in starts) > len(texts):
         raise RowError(ONE_SIDED)
     if texts and repeated >= SHARE * len(texts):
@@ -284,7 +292,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     return explicit_text
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
+    """The text with single spaces between words."""
     return " ".join(text.split())
 
 
@@ -341,6 +350,13 @@ def _pair_text(row: Row) -> tuple[str, str]:
     return row["chosen"], row["rejected"]
 
 
+def _whole_texts(row: Row) -> tuple[str, str]:
+    """The two texts of a row whose prompt they hold."""
+    if is_filled(row.get("prompt")):
+        raise RowError("has text in column 'prompt', which the first row does not have; use one form for all rows")
+    return _pair_text(row)
+
+
 def conversation(row: Row) -> Converted:
     """Message lists; with a list as prompt also one text or one message as response."""
     check_pair(row)
@@ -374,7 +390,7 @@ def conversation(row: Row) -> Converted:
 
 def implicit_text(row: Row) -> Converted:
     """As TRL: the common prefix, less one trailing space, which then begins both responses."""
-    chosen, rejected = _pair_text(row)
+    chosen, rejected = _whole_texts(row)
     shared = common(chosen, rejected)
     if shared and chosen[shared - 1] == " " and shared < max(len(chosen), len(rejected)):
         shared -= 1
@@ -383,7 +399,7 @@ def implicit_text(row: Row) -> Converted:
 
 def dialogue(row: Row) -> Converted:
     """Two transcripts."""
-    chosen, rejected = _pair_text(row)
+    chosen, rejected = _whole_texts(row)
     if not (is_transcript(chosen) and is_transcript(rejected)):
         raise RowError(
             "one of 'chosen'/'rejected' does not begin with \"\\n\\nHuman:\" (or User, System) as in the first row;"

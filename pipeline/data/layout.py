@@ -35,6 +35,7 @@ from private_rlhf.data.declared_columns import (
     TIE,
     Options,
     column_value,
+    is_filled,
     letter,
     meaning,
 )
@@ -44,12 +45,14 @@ from private_rlhf.data.formats import (
     MarkedSource,
     check_lossy,
     check_pair,
+    columns_like,
     counted,
     explicit_text,
     naming,
     pair_converter,
     peek,
     require_columns,
+    words,
 )
 from private_rlhf.data.shapes import SHAPES, pairs, shape_of
 from private_rlhf.data.sources import TWICE, Part, Row, open_source, two_spellings
@@ -85,8 +88,8 @@ class Layout:
     """A way to read rows, as the options and the first rows called for; picklable.
 
     convert: of rows with `chosen`, `rejected` and mostly `prompt`. shape: the name of the shape that rows have before;
-    None for that form, or a label column. prompt, system, tools: columns with these. watched: columns that must be
-    empty. unread: columns that are not read.
+    None for that form, or a label column. prompt, system, tools: columns with these. watched: columns that belong to
+    the prompt, in any spelling, and must be empty in every row. unread: columns that are not read.
     """
 
     options: Options
@@ -142,13 +145,15 @@ class Layout:
         """True if whole columns of strings can be read."""
         names = {self.options.labeler_column, self.options.event_column}
         plain = set(self.options.beside) <= names and '"' not in "".join(self.options.beside)
-        judged = self.shape or self.options.labels or self.kind == MESSAGES or self.prompt != "prompt" or self.watched
+        judged = self.shape or self.options.labels or self.kind == MESSAGES or self.prompt != "prompt"
         return self.convert is explicit_text and not self.options.columns and plain and not judged
 
     def fast_columns(self, table: pa.Table) -> Columns | None:
         """The columns of a table of strings without nulls; None if it is anything else."""
+        if any(table.column(name).null_count < len(table) for name in table.schema.names if name not in self.read):
+            return None
         arrays: dict[str, pa.Array] = {}
-        for name in self.wanted:
+        for name in self.read:
             once = len(table.schema.get_all_field_indices(name)) == 1
             array = _one_array(table.column(name)) if once else None
             if array is None:
@@ -227,16 +232,15 @@ class Layout:
         preferred, -1 if the second is, 0 for a tie)) of every pair of every row. dropped: gets the count of rows that
         nobody has judged. UserError: the first bad row."""
         wanted, read = self.wanted, self.read
-        beside = {*BESIDE_PROMPT, *self.watched}.difference(read)
         lossy: dict[tuple[str, ...], bool] = {}  # most rows have the columns of the one before
         for number, row in rows:
             with naming(f"{where} {number}"):
                 if (names := tuple(row)) not in lossy:
                     if fault := two_spellings(names, wanted):
                         raise RowError(fault)
-                    lossy[names] = not beside.isdisjoint(names)
+                    lossy[names] = bool(columns_like(names, self.watched, read))
                 if lossy[names]:
-                    check_lossy([row], read, beside)
+                    check_lossy([row], read, self.watched)
                 found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
             if dropped is not None and not found:
                 dropped["unjudged"] += 1
@@ -316,6 +320,7 @@ def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
 
 def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], options: Options) -> Layout:
     shape = shape_of(names, options)
+    names = tuple(dict.fromkeys((*names, *chain.from_iterable(each.columns or () for each in parts))))
     layout = Layout(options, explicit_text, shape)
     needed = SHAPES[shape].needs if shape is not None else layout.wanted[1:]
     for each in parts:
@@ -323,9 +328,11 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             require_columns(each, (*needed, *options.beside), DOOR if shape is None else "")
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
+    spelt = columns_like(names, BESIDE_PROMPT)
     for each in parts:
-        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *BESIDE_PROMPT, *MODELS, "record_id")))
+        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *spelt, *MODELS, "record_id")))
         for number, _ in first[:1]:
+            names = tuple(dict.fromkeys(chain(names, *(row for _, row in first))))
             with naming(f"{each.name}, {each.unit} {number}"):
                 return _choose(layout, names, [row for _, row in first])
         next(iter(each.rows(layout.wanted)), None)  # raises what is wrong with the first row
@@ -334,10 +341,10 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
 
 def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
     """The layout with what the first rows show. RowError: they do not fit."""
-    options, first = layout.options, rows[0]
+    options, first, by_columns = layout.options, rows[0], layout.shape is None
     if fault := two_spellings(first, layout.wanted):
         raise RowError(fault)
-    if layout.shape is None:
+    if by_columns:
         pair = PAIR if options.labels is None else RESPONSES
         if any(name not in first for name in pair):
             with _own_names(options):
@@ -347,16 +354,18 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         lists = [first[name] for name in pair if isinstance(first[name], list)] if options.labels is None else []
         if any(each and all(isinstance(text, str) for text in each) for each in lists):
             layout = replace(layout, shape="several")
-    watched = tuple(name for name in BESIDE_PROMPT if name in names and name not in layout.read)
-    layout = replace(layout, watched=(*layout.watched, *watched))
-    check_lossy(rows, layout.read)
+    check_lossy(rows, layout.read, BESIDE_PROMPT)
     samples: list[Row] = []
+    asked: list[tuple[Row, Any]] = []
     for place, row in enumerate(rows):
         try:
-            samples += [pair for pair, _ in layout.pairs(row)]
+            found = [pair for pair, _ in layout.pairs(row)]
         except RowError:
             if not place:
                 raise
+            continue
+        samples += found
+        asked += [(row, pair.get("prompt")) for pair in found[:1]]
     if not samples:
         raise RowError(
             "holds no judgement that was given, nor do the rows after it: a ranking, left or right, or the name of a"
@@ -364,6 +373,9 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         )
     with _own_names(options, layout.shape):
         converter = pair_converter(samples)
+    beside = (*BESIDE_PROMPT, *(layout.watched if by_columns else _outside(asked)))
+    watched = dict.fromkeys((*beside, *columns_like(names, beside)))
+    layout = replace(layout, watched=tuple(name for name in watched if name not in layout.read))
     unread = sorted(set(names) - {*layout.wanted, "record_id"})
     layout = replace(layout, convert=converter, unread=tuple(unread))
     _refuse_released(layout, first)
@@ -406,22 +418,25 @@ def _with_prompt(layout: Layout, names: tuple[str, ...], rows: list[Row], pair: 
         candidates = [name for name in CONVERSATIONS if name in names and name not in beside]
         if not candidates:
             raise RowError("holds answers without a prompt; name the column of the prompt 'prompt'")
-    prompts = [name for name in candidates if any(row.get(name) for row in rows)] or candidates[:1]
+    prompts = [name for name in candidates if any(is_filled(row.get(name)) for row in rows)] or candidates[:1]
     if len(prompts) > 1:
         listed = ", ".join(map(repr, prompts))
         raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
-    empty = tuple(name for name in candidates if name not in prompts)
-    if known == ("prompt",):
-        parts = (name for name in ("instruction", "input") if name in names and name not in beside)
-        empty += tuple(name for name in parts if not _is_inside(name, rows))
-    return replace(layout, prompt=(*prompts, "prompt")[0], watched=empty)
+    layout = replace(layout, prompt=(*prompts, "prompt")[0])
+    others = PROMPTS if known != ("prompt",) else _outside([(row, row.get("prompt")) for row in rows])
+    return replace(layout, watched=tuple(name for name in others if name not in layout.read))
 
 
-def _is_inside(name: str, rows: Sequence[Row]) -> bool:
-    """True for a column with some text, all of which the prompts hold, or beside messages."""
-    texts = [(str(row.get(name) or "").strip(), row.get("prompt")) for row in rows]
-    talks = any(not isinstance(prompt, str) or is_written_list(prompt) for _, prompt in texts)
-    return talks or (any(text for text, _ in texts) and all(text in str(prompt) for text, prompt in texts))
+def _outside(asked: Sequence[tuple[Row, Any]]) -> tuple[str, ...]:
+    """Names of `PROMPTS` but for columns with some text, all of which the prompts hold, or beside messages. asked: rows
+    with their prompts."""
+    talks = any(not isinstance(prompt, str) or is_written_list(prompt) for _, prompt in asked)
+
+    def is_inside(name: str) -> bool:
+        texts = [(words(str(row.get(name) or "")), prompt) for row, prompt in asked]
+        return any(text for text, _ in texts) and (talks or all(text in words(prompt) for text, prompt in texts))
+
+    return tuple(name for name in PROMPTS if not is_inside(name))
 
 
 def _answers_only(response: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_an_empty_column_of_the_prompt_stays_empty(tmp_path: Path) -> None:
         read(tmp_path, [*beside, beside[0] | {"input": "Tea"}], {})
 
 
-@pytest.mark.parametrize("column", ["system", "history", "images", "passage"])
+@pytest.mark.parametrize("column", ["system", "history", "images", "passage", "input", "question", "Context"])
 @pytest.mark.parametrize("first", [0, 300])
 def test_a_column_of_the_prompt_is_found_in_any_row(tmp_path: Path, column: str, first: int) -> None:
     """It comes first in a later row, where whole columns are read too."""
@@ -138,6 +139,37 @@ def test_a_column_of_the_prompt_is_found_in_any_row(tmp_path: Path, column: str,
     (chunk,) = cut(part, layout.wanted)
     with pytest.raises(UserError, match=f"line 301: has the column '{column}', which belongs to the prompt"):
         list(read_chunk(chunk, layout))
+
+
+@pytest.mark.parametrize("first", ["prompt", "instruction"])
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_column_of_the_prompt_is_found_in_any_part(tmp_path: Path, first: str, kind: str) -> None:
+    """The late rows of an array, and the second of two shards."""
+    rows: list[Row] = [{first: f"{Q} {i}", **PAIR} for i in range(300)]
+    late: list[Row] = [rows[0] | {"input": "Tea"}]
+    if kind == "json":
+        (tmp_path / "train.json").write_text(json.dumps(rows + late))
+    else:
+        for place, some in enumerate((rows, late)):
+            pq.write_table(pa.Table.from_pylist(some), tmp_path / f"train-0000{place}-of-00002.parquet")
+    parts = open_source(tmp_path)
+    layout = find_layout(str(tmp_path), parts, Options())
+    with pytest.raises(UserError, match=r"row (301|1): has the column 'input', which belongs to the prompt"):
+        [list(read_chunk(chunk, layout)) for part in parts for chunk in cut(part, layout.wanted)]
+
+
+def test_a_system_column_of_the_second_part_is_read(tmp_path: Path) -> None:
+    for place, beside in enumerate(({}, {"system": "s"})):
+        rows = [{"prompt": f"{Q} {place}", **PAIR, **beside}]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"train-0000{place}-of-00002.parquet")
+    system = [{"role": "system", "content": "s"}]
+    assert [pair[0] for pair in read_preferences(tmp_path)] == [user(f"{Q} 0"), [*system, *user(f"{Q} 1")]]
+
+
+def test_a_prompt_beside_whole_texts_in_a_later_row(tmp_path: Path) -> None:
+    whole = both(lambda a: f"{Q}\n{a}")
+    with pytest.raises(UserError, match="line 2: has text in column 'prompt', which the first row does not have"):
+        read(tmp_path, [whole, whole | {"prompt": "Be brief."}], {})
 
 
 def test_special_tokens_are_counted_in_demonstrations_and_prompts(tmp_path: Path) -> None:

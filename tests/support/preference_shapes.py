@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -300,6 +301,7 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         (f"Q: {Q}\nA:", f" {A}", f" {B}"),
         {},
     ),
+    "empty lists as text, and NaN": ({"prompt": Q, "history": "[]", "context": math.nan, **PAIR}, TEXTS, {}),
     "margin of TRL": ({"prompt": Q, **PAIR, "margin": 1.5}, TEXTS, {}),
     "parts without a type": (
         both(lambda a: [{"role": "user", "content": [{"text": Q}]}, {"role": "model", "content": [{"text": a}]}]),
@@ -391,6 +393,21 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "an instruction beside the prompt": (
         {"prompt": Q, "instruction": "Be brief.", **PAIR},
         "has the column 'instruction', which belongs to the prompt and is not read; put it into the prompt",
+        {},
+    ),
+    "a question beside the prompt": (
+        {"prompt": "Answer in a word.", "question": Q, **PAIR},
+        "has the column 'question', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "an input beside a named shape": (
+        {"prompt": "Answer.", "input": Q, "response_1": B, "response_2": A, "preference_strength": 2},
+        "has the column 'input', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "a system message in capitals": (
+        {"prompt": Q, "System": "s", **PAIR},
+        "has the column 'System', which belongs to the prompt and is not read; put it into the prompt, or remove it",
         {},
     ),
     "first steps of the answer": (
