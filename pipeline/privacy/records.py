@@ -82,10 +82,11 @@ def text_kind(text: Text) -> bytes:
 
 
 def is_blank(text: Text) -> bool:
-    """No characters besides white space; for messages, in none of them."""
+    """True for no characters besides white space; for messages, in none of them, or in a turn of the assistant."""
     if isinstance(text, str):
         return not text or text.isspace()
-    return not any(further_keys(message) for message in text) and all(is_blank(turn["content"]) for turn in text)
+    blank = [not further_keys(turn) and is_blank(turn["content"]) for turn in text]
+    return all(blank) or any(turn["role"] == "assistant" for turn, empty in zip(text, blank, strict=True) if empty)
 
 
 def canonical_record(prompt: Text, chosen: Text, rejected: Text) -> PreferenceRecord | None:

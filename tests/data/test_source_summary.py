@@ -12,9 +12,12 @@ import pytest
 from _pytest.capture import CaptureIO
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.chunks import cut, read_chunk
 from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.layout import find_layout
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.source_summary import SourceSummary, summary_of
+from private_rlhf.data.sources import open_source
 from private_rlhf.lm.base_models import tiny_tokenizer
 from private_rlhf.privacy.keys import keygen
 from support.preference_files import write_jsonl
@@ -52,6 +55,19 @@ def odd(count: int) -> list[Row]:
         {"prompt": "Hi"},
     ]
     return [row | faults[i % 5] for i, row in enumerate(rows(count))] + rows(7)
+
+
+def test_a_dialogue_that_ends_in_an_empty_turn_is_empty(tmp_path: Path) -> None:
+    """As some of HH do: an answer of no words would be learnt."""
+    talk, end = "\n\nHuman: Say {i}.\n\nAssistant: {answer}", "\n\nHuman: And?\n\nAssistant:"
+    given = [{"chosen": talk.format(i=i, answer="yes") + end * (i < 3)} for i in range(7)]
+    given = [row | {"rejected": row["chosen"].replace("yes", "no")} for row in given]
+    assert summary(tmp_path, given).dropped["empty"] == 3
+    (part,) = open_source(tmp_path)
+    layout = find_layout("it", [part], Options())
+    (chunk,) = cut(part, layout.wanted)
+    (columns,) = read_chunk(chunk, layout)
+    assert columns.blank.tolist() == [True] * 3 + [False] * 4
 
 
 def swapped(given: list[Row], seed: int) -> list[Row]:

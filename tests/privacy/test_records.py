@@ -15,6 +15,7 @@ from private_rlhf.privacy.records import (
     record_id,
     text_kind,
 )
+from support.preference_files import assistant, user
 
 GOLDEN_ID = "219d10b27c55e8fb2fedf6944975aee2654e3886fbc4715f4add7a022b2c45d0"
 words = st.text(max_size=6)
@@ -99,7 +100,16 @@ def test_events_differ_by_record_labeler_and_event() -> None:
 
 @pytest.mark.parametrize(
     ("text", "blank"),
-    [("", True), (" \n\t", True), ("x", False), ([], True), ([{"role": "user", "content": " "}], True)],
+    [
+        ("", True),
+        (" \n\t", True),
+        ("x", False),
+        ([], True),
+        (user(" "), True),
+        ([*user("x"), *assistant("\n")], True),
+        ([*user(" "), *assistant("x")], False),
+        ([*user("x"), {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], False),
+    ],
 )
 def test_blank(text: Text, blank: bool) -> None:
     assert is_blank(text) is blank
