@@ -46,6 +46,11 @@ MARKED = (
     "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
     " take the marks out, or say --special-tokens keep (data.special_tokens: keep), which takes them as plain text"
 )
+ANOTHER_TURN = (
+    "holds a line that begins with 'Human:', 'User:' or 'System:' inside a turn of the assistant; begin all turns with"
+    " the same names after an empty line, or say --special-tokens keep (data.special_tokens: keep), which takes it as"
+    " the assistant's words"
+)
 NOT_READ = (
     "which is not read and would be lost: name it in data.message_keys, if the chat template renders it, or remove it"
 )
@@ -59,6 +64,7 @@ _LIST = re.compile(
 )
 """The beginning of a list of messages as text, also of one that was written twice."""
 _HEAD = re.compile(r"\s*(System|Human|User):")
+_ANOTHER_TURN = re.compile(r"\n(?:Human|User|System):")
 _NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|prompter|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
 _NEARLY_END = re.compile(r"\bassistant\W{0,3}:\s*$", re.IGNORECASE)
 
@@ -68,7 +74,7 @@ class RowError(Exception):
 
 
 class MarkedTexts(RowError):
-    """The error of a row whose texts hold `MARKS`."""
+    """The error of a row whose texts hold `MARKS`, or further turns of a transcript."""
 
 
 def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
@@ -95,6 +101,13 @@ def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: st
     "".join(contents).encode()
     if special_tokens == "error" and any(map(_is_templated, contents)):
         raise MarkedTexts(MARKED)
+
+
+def check_speakers(texts: Sequence[Text]) -> None:
+    """RowError for messages of a transcript in which the assistant's words go on with a turn of somebody else."""
+    messages = (message for text in texts if not isinstance(text, str) for message in text)
+    if any(message["role"] == "assistant" and _ANOTHER_TURN.search(message["content"]) for message in messages):
+        raise MarkedTexts(ANOTHER_TURN)
 
 
 def _is_templated(text: str) -> bool:

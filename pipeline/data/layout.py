@@ -24,7 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.data.conversation import RowError, check_texts, framed, holds_marks, is_written_list, read_messages
+from private_rlhf.data.conversation import (
+    RowError,
+    check_speakers,
+    check_texts,
+    framed,
+    holds_marks,
+    is_written_list,
+    read_messages,
+)
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     CONVERSATIONS,
@@ -250,8 +258,13 @@ class Layout:
         texts: Any = self.convert(pair)
         if self.system or self.tools:
             texts = framed(texts, *(pair.get(name) if name else None for name in (self.system, self.tools)))
-        check_texts(texts, self.options.message_keys, self.options.special_tokens)
+        self._check(texts, self.options.special_tokens)
         return texts
+
+    def _check(self, texts: Converted, special_tokens: str) -> None:
+        check_texts(texts, self.options.message_keys, special_tokens)
+        if special_tokens == "error" and self.convert.__name__.endswith("dialogue"):
+            check_speakers(texts)
 
     def marked(self, parts: Sequence[Part], fault: MarkedSource) -> UserError:
         """The error of all rows with special tokens. fault: of the first one."""
@@ -261,7 +274,7 @@ class Layout:
             for *_, (texts, _) in kept.judged_rows(part.rows(self.wanted), f"{part.name}, {part.unit}"):
                 rows += 1
                 try:
-                    check_texts(texts, self.options.message_keys, "error")
+                    self._check(texts, "error")
                 except RowError:
                     marked += 1
         return counted(fault, marked, rows)

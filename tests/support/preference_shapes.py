@@ -100,6 +100,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
     "messages as Python": (both(lambda a: repr(talk(a))) | {"prompt": Q}, TALK, {}),
     "Human and Assistant": (both(human), TALK, {}),
     "without leading lines": (both(lambda a: human(a, start="")), TALK, {}),
+    "an assistant's line inside the answer": (
+        both(lambda a: human(f"{a}\nAssistant: So.")),
+        (user(Q), *(assistant(f"{a}\nAssistant: So.") for a in (A, B))),
+        {},
+    ),
     "line ends of Windows": (both(lambda a: human(a, start="\r\n\r\n", end="\r\n\r\n")), TALK, {}),
     "User and Assistant": (both(lambda a: human(a, "User")), TALK, {}),
     "System first": (
@@ -601,6 +606,16 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "columns as lists": (
         {"prompt": [Q, Q], "chosen": [A, B], "rejected": [B, A]},
         "which may be turns of a dialogue",
+        {},
+    ),
+    "two names of the user in a transcript": (
+        both(lambda a: f"{human('So.')}\n\nUser: And?\n\nAssistant: {a}"),
+        "'System:' inside a turn of the assistant; begin all turns with the same names after an empty line",
+        {},
+    ),
+    "a user's line inside the answer": (
+        {"prompt": human("").strip(" "), **both(lambda a: f"{a}\nHuman: Thanks.\nAssistant: Well.")},
+        "which takes it as the assistant's words (2 of 2 rows do)",
         {},
     ),
     "the user's last word": (
