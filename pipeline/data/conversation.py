@@ -32,15 +32,16 @@ ROLES = {
 """Names of roles, in lower case, and what they mean."""
 ASSISTANT = "\n\nAssistant:"
 MARKS = re.compile(
-    r"<\|(?:im_(?:start|end|sep)|eo[tms]_id|(?:start|end)_header_id|(?:begin|end)_?of_?text|end|user|assistant|system"
-    r"|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN|start|message|channel|return)\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
-    r"|<extra_id_\d+>|<｜(?:(?:begin|end)▁of▁sentence|User|Assistant)｜>|###\s?(?:Instruction|Response|Human|Assistant):"
+    r"<\|[A-Za-z][A-Za-z0-9_]{2,30}\|>|<\|turn>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|\[gMASK\]|<extra_id_\d+>"
+    r"|\[\|(?:system|user|Human|assistant|AI|endofturn)\|\]|<｜(?:(?:begin|end)▁of▁sentence|User|Assistant)｜>"
+    r"|###\s?(?:Instruction|Response|Human|Assistant):"
 )
 """Special tokens and what chat templates put around turns: a text that holds them is templated already."""
+STARTS = ("<bos>", "<s>")
 ENDS = ("</s>", "<eos>")
-"""Of a text that is templated already; elsewhere they are HTML, or what a text is about."""
-_MARK_BYTES = re.compile("|".join((MARKS.pattern, *ENDS)).encode())
-_BEGINNINGS = {b"<": b"|seS<\xef/", b"[": b"I/", b"#": b"#"}
+"""Of a text that is templated already; elsewhere, and as a pair at the start, they are HTML, or what it is about."""
+_MARK_BYTES = re.compile("|".join((MARKS.pattern, *STARTS, *ENDS)).encode())
+_BEGINNINGS = {b"<": b"|seb<\xef/", b"[": b"I/g|", b"#": b"#"}
 """First bytes of marks, and the second ones."""
 MARKED = (
     "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
@@ -112,11 +113,12 @@ def check_speakers(texts: Sequence[Text]) -> None:
 
 def _is_templated(text: str) -> bool:
     marked = ("<" in text or "[" in text or "###" in text) and MARKS.search(text) is not None
-    return marked or text.rstrip().endswith(ENDS)
+    text = text.strip()
+    return marked or text.endswith(ENDS) or (text.startswith(STARTS) and "</s>" not in text)
 
 
 def holds_marks(data: bytes) -> bool:
-    """True if UTF-8 bytes hold one of `MARKS` or `ENDS`; looks only where its first two bytes stand, in vectors."""
+    """True if UTF-8 bytes hold one of the marks above; looks only where its first two bytes stand, in vectors."""
     for first, after in _BEGINNINGS.items():
         if first in data:  # to look for one byte takes a tenth of the time of a pattern
             array = np.frombuffer(data, np.uint8)

@@ -221,7 +221,10 @@ def test_a_recipe_names_labels_as_the_command_does_and_the_guard_reads_them(tmp_
 
 @pytest.mark.parametrize(
     "text",
-    [f"{B}<|im_end|>", "So.<eos>", "<start_of_turn>user", "[INST] hi", "<<SYS>>", "<extra_id_1>User", "### Response:"],
+    [
+        *(f"{B}<|im_end|>", "So.<eos>", "<start_of_turn>user", "[INST] hi", "<<SYS>>", "<extra_id_1>User"),
+        *("### Response:", "<bos>So.", "<s> So.", "<|eot|>", "<|turn>user", "[gMASK]<sop>", "[|user|]"),
+    ],
 )
 @pytest.mark.parametrize("escaped", [True, False])
 @pytest.mark.parametrize("between", ["", "a <b> and [c] "])

@@ -296,6 +296,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
     "an input that the prompt holds": ({"prompt": f"So: {Q}", "input": Q, **PAIR}, (f"So: {Q}", A, B), {}),
     "Axolotl messages": ({"messages": user(Q), "chosen": assistant(A)[0], "rejected": assistant(B)[0]}, TALK, {}),
     "a conversation beside answers": ({"conversation": user(Q), **both(assistant)}, TALK, {}),
+    "struck out in HTML": (
+        {"prompt": Q, **both(lambda a: f"<s>Cold.</s> {a} |x| <|>")},
+        (Q, *(f"<s>Cold.</s> {a} |x| <|>" for a in (A, B))),
+        {},
+    ),
     "reasoning in the text": (
         {"prompt": user(Q), **both(lambda a: assistant(f"<think>hm</think>{a}"))},
         (user(Q), *(assistant(f"<think>hm</think>{a}") for a in (A, B))),
@@ -564,6 +569,16 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {},
     ),
     "end of sequence": ({"prompt": Q, "chosen": f"{A}</s>", "rejected": f"{B}</s>"}, "(2 of 2 rows do)", {}),
+    "Gemma's beginning": ({"prompt": f"<bos>{Q}", **PAIR}, "(2 of 2 rows do)", {}),
+    "Gemma 4's template": ({"prompt": f"<|turn>user\n{Q}<turn|>\n<|turn>model\n", **PAIR}, "(2 of 2 rows do)", {}),
+    "Llama's beginning": ({"prompt": Q, **both(lambda a: f"<s> {a}")}, "(2 of 2 rows do)", {}),
+    "OpenChat's template": (
+        {"prompt": f"GPT4 Correct User: {Q}<|end_of_turn|>GPT4 Correct Helper:", **PAIR},
+        "(2 of 2 rows do)",
+        {},
+    ),
+    "ChatGLM's beginning": ({"prompt": f"[gMASK]<sop>{Q}", **PAIR}, "(2 of 2 rows do)", {}),
+    "EXAONE's template": ({"prompt": f"[|user|]{Q}\n[|assistant|]", **PAIR}, "(2 of 2 rows do)", {}),
     "Gemma's end": ({"prompt": Q, "chosen": f"{A}<eos>", "rejected": f"{B}<eos>"}, "(2 of 2 rows do)", {}),
     "DeepSeek's end": ({"prompt": Q, "chosen": f"{A}<｜end▁of▁sentence｜>", "rejected": B}, "(2 of 2 rows do)", {}),
     "transcript as prompt, single line ends": (
