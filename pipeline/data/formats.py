@@ -15,12 +15,13 @@ about it depends on which of the two responses is at fault.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import (
@@ -194,7 +195,7 @@ def columns_like(columns: Collection[str], names: Collection[str], read: Collect
     return [column for column in sorted(columns) if column not in read and fold_name(column) in folded]
 
 
-def check_lossy(rows: Sequence[Row], read: tuple[str, ...], names: tuple[str, ...]) -> None:
+def check_lossy(rows: Sequence[Mapping[str, Any]], read: tuple[str, ...], names: tuple[str, ...]) -> None:
     """RowError for one of the columns, which belong to the prompt, that is not empty and is not read."""
     if lossy := [name for row in rows for name in columns_like(tuple(row), names, read) if is_filled(row[name])]:
         rendered = "name it in data.message_keys, if the chat template renders it"

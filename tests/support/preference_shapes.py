@@ -700,6 +700,19 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "more than two fields that may be responses",
         {},
     ),
+    "Argilla, a system message in a field": (
+        {
+            "fields": {"prompt": Q, "system": "s", "response_1": B, "response_2": A},
+            "responses": {"better": [{"value": "response_2"}]},
+        },
+        "has the column 'system', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "Label Studio, the talk before in a field": (
+        studio({"selected": "right"}, prompt=Q, chat_history="No.", a1=B, a2=A),
+        "has the column 'chat_history', which belongs to the prompt and is not read; put it into the prompt, or remove",
+        {},
+    ),
     "Argilla, columns for answers": (
         {"prompt": Q, "response_1": B, "response_2": A, "better.responses": ["response_2"]},
         "lacks one of 'chosen'/'rejected'",
