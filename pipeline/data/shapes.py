@@ -123,7 +123,7 @@ def _named(name: str, first: str, second: str, *ties: str) -> Callable[[Row], Se
 def _chosen(value: Any, count: int) -> list[float]:
     """Scores where the index of one response says that it is preferred to each other one."""
     place = number(value)
-    if place not in range(count):
+    if place not in range(count) or isinstance(value, bool):
         raise RowError("has a choice that is not the index of one of its responses; repair or remove the row")
     return [float(index == place) for index in range(count)]
 
