@@ -296,6 +296,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
     "an input that the prompt holds": ({"prompt": f"So: {Q}", "input": Q, **PAIR}, (f"So: {Q}", A, B), {}),
     "Axolotl messages": ({"messages": user(Q), "chosen": assistant(A)[0], "rejected": assistant(B)[0]}, TALK, {}),
     "a conversation beside answers": ({"conversation": user(Q), **both(assistant)}, TALK, {}),
+    "a verdict on two answers that the prompt holds": (
+        {"prompt": f"1: {A} 2: {B}", "answer_1": A, "answer_2": B, "chosen": "First", "rejected": "Last"},
+        (f"1: {A} 2: {B}", "First", "Last"),
+        {},
+    ),
     "struck out in HTML": (
         {"prompt": Q, **both(lambda a: f"<s>Cold.</s> {a} |x| <|>")},
         (Q, *(f"<s>Cold.</s> {a} |x| <|>" for a in (A, B))),
@@ -465,6 +470,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "letters of columns, not texts": (
         AB | {"chosen": "B", "rejected": "A"},
         "holds names of columns or models in 'chosen' and 'rejected'; put the texts there",
+        {},
+    ),
+    "models, not texts, beside two outputs": (
+        {"prompt": Q, "output_a": B, "output_b": A, "chosen": "gpt-4", "rejected": "llama"},
+        "columns or models in 'chosen' and 'rejected'; put the texts there, or, if these are the answers, remove",
         {},
     ),
     "models, not texts": (
