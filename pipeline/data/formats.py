@@ -52,6 +52,8 @@ SHARE = 0.9
 """Of the first rows, from which on a form is taken as theirs."""
 SHORTEST_PROMPT = 8
 """Characters that two texts must share for them to share a prompt."""
+SHORT_PROMPTS = 10
+"""Different shorter ones by which it is judged whether responses repeat them, where no prompt is longer."""
 _BOUNDARY = re.compile(r"""(?:\n\s*|[:?!.;>\])}"'`*|#=…。？！：]\s*)$""")
 _TEXT_LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
 NEARLY = (
@@ -276,18 +278,19 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         raise RowError(NEARLY)
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
-    asking = (row for row in texts if isinstance(row.get("prompt"), str))
-    texts = [row for row in asking if len(row["prompt"].strip()) >= SHORTEST_PROMPT]
+    asking = [row for row in texts if isinstance(row.get("prompt"), str) and row["prompt"].strip()]
+    long = [row for row in asking if len(row["prompt"].strip()) >= SHORTEST_PROMPT]
+    texts = asking if not long and len({row["prompt"] for row in asking}) >= SHORT_PROMPTS else long
     starts = [[row[name].startswith(row["prompt"]) for name in PAIR] for row in texts]
     repeated = sum(map(all, starts))
-    inside = sum(all(words(row["prompt"]) in words(row[name]) for name in PAIR) for row in texts)
+    inside = sum(all(words(row["prompt"]) in words(row[name]) for name in PAIR) for row in long)
     if 2 * sum(one != other for one, other in starts) > len(texts):
         raise RowError(ONE_SIDED)
     if texts and repeated >= SHARE * len(texts):
         return repeated_text
-    if inside > (1 - SHARE) * len(texts):
+    if inside > (1 - SHARE) * len(long):
         raise RowError(
-            f"of the first {len(texts)} rows {inside} hold their prompt in both responses, and {repeated} of them"
+            f"of the first {len(long)} rows {inside} hold their prompt in both responses, and {repeated} of them"
             " exactly at the start; repeat it at the start of all responses, where it is cut, or take it out of them"
         )
     return explicit_text

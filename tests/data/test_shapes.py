@@ -172,6 +172,14 @@ def test_a_prompt_beside_whole_texts_in_a_later_row(tmp_path: Path) -> None:
         read(tmp_path, [whole, whole | {"prompt": "Be brief."}], {})
 
 
+def test_short_prompts_that_are_repeated_are_cut(tmp_path: Path) -> None:
+    """Where ten different ones show it: answers to one or two greetings may begin with them."""
+    rows: list[Row] = [{"prompt": f"{i}+1=", "chosen": f"{i}+1={i + 1}", "rejected": f"{i}+1=0"} for i in range(10)]
+    assert read(tmp_path, rows, {})[3] == ("3+1=", "4", "0")
+    assert read(tmp_path, rows[:9], {})[3] == ("3+1=", "3+1=4", "3+1=0")
+    assert read(tmp_path, [{"prompt": Q, **PAIR}, *rows], {})[4] == ("3+1=", "3+1=4", "3+1=0")
+
+
 def test_special_tokens_are_counted_in_demonstrations_and_prompts(tmp_path: Path) -> None:
     rows = [{"prompt": f"{Q} {i}", "response": f"{A}<|im_end|>" if i % 100 == 99 else A} for i in range(500)]
     path = write_jsonl(tmp_path, rows)
