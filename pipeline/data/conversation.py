@@ -66,8 +66,13 @@ _LIST = re.compile(
 """The beginning of a list of messages as text, also of one that was written twice."""
 _HEAD = re.compile(r"\s*(System|Human|User):")
 _ANOTHER_TURN = re.compile(r"\n(?:Human|User|System):")
-_NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|prompter|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
-_NEARLY_END = re.compile(r"\bassistant\W{0,3}:\s*$", re.IGNORECASE)
+_NEARLY = re.compile(
+    r"\s*[#*<\[|]*\s*(?:human|user|prompter|system|assistant|人类|用户|ユーザー|사용자)[\]>*|]*\s*[:：]"
+    r"|\[Round \d+\]\s+问",
+    re.IGNORECASE,
+)
+_NEARLY_END = re.compile(r"(?:\bassistant|助手|アシスタント|어시스턴트)\W{0,3}[:：]\s*$", re.IGNORECASE)
+_RUNS_ON = re.compile(r"\n\n(?:Human|User):")
 
 
 class RowError(Exception):
@@ -272,6 +277,11 @@ def is_transcript(text: str) -> bool:
 def is_nearly_transcript(text: str) -> bool:
     """True for a text that begins or ends as turns of a dialogue do, in a form that is not read."""
     return _NEARLY.match(text) is not None or _NEARLY_END.search(text[-40:]) is not None
+
+
+def runs_on(text: str) -> bool:
+    """True for an answer in which the next turn of a user begins."""
+    return _RUNS_ON.search(text) is not None
 
 
 def transcript(text: str) -> str:

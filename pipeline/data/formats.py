@@ -38,6 +38,7 @@ from private_rlhf.data.conversation import (
     is_written_list,
     of_both,
     read_messages,
+    runs_on,
     transcript,
     transcript_turns,
 )
@@ -59,6 +60,10 @@ _TEXT_LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
 NEARLY = (
     "begins or ends like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
+)
+RUN_ON = (
+    "goes on after the answer with a turn of the user ('Human:' or 'User:' after an empty line); end answers before it,"
+    " or write messages with roles"
 )
 ONE_SIDED = "repeats the prompt at the start of one response only; take it out of it, or repeat it in both"
 _WHERE = "one of 'chosen'/'rejected'"
@@ -263,6 +268,9 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         raise RowError("column 'prompt' is neither text nor a list of messages; convert it")
     values = (prompt, *(first[name] for name in PAIR))
     if any(not isinstance(value, str) or is_written_list(value) for value in values):
+        asked = (row["prompt"] for row in rows if isinstance(row.get("prompt"), str))
+        if sum(map(is_nearly_transcript, asked)) >= SHARE * len(rows):
+            raise RowError(NEARLY)
         return conversation
     texts = [row for row in rows if all(isinstance(row.get(name), str) for name in PAIR)]
     texts = [row for row in texts if row["chosen"] != row["rejected"]]
@@ -276,6 +284,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     marked = [[is_nearly_transcript(str(row.get(name))) for name in ("prompt", *PAIR)] for row in rows]
     if sum(prompt or (one and other) for prompt, one, other in marked) >= SHARE * len(rows):
         raise RowError(NEARLY)
+    if sum(any(runs_on(str(row.get(name))) for name in PAIR) for row in rows) > (1 - SHARE) * len(rows):
+        raise RowError(RUN_ON)
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
     asking = [row for row in texts if isinstance(row.get("prompt"), str) and row["prompt"].strip()]

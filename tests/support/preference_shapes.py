@@ -634,6 +634,19 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "which may be turns of a dialogue",
         {},
     ),
+    "a transcript in Chinese": ({"prompt": f"用户：{Q}\n助手：", **PAIR}, "begins or ends like a transcript", {}),
+    "a transcript in Japanese": ({"prompt": f"ユーザー: {Q}\n", **PAIR}, "begins or ends like a transcript", {}),
+    "ChatGLM2's rounds": ({"prompt": f"[Round 1]\n\n问：{Q}\n\n答：", **PAIR}, "begins or ends like a transcript", {}),
+    "a transcript as prompt of messages": (
+        {"prompt": human(""), **both(assistant)},
+        "begins or ends like a transcript, in a form",
+        {},
+    ),
+    "answers that run on": (
+        {"prompt": Q, "chosen": A, "rejected": f"{B}\n\nHuman: Thanks.\n\nAssistant: Well."},
+        "goes on after the answer with a turn of the user ('Human:' or 'User:' after an empty line); end answers",
+        {},
+    ),
     "two names of the user in a transcript": (
         both(lambda a: f"{human('So.')}\n\nUser: And?\n\nAssistant: {a}"),
         "'System:' inside a turn of the assistant; begin all turns with the same names after an empty line",
