@@ -42,7 +42,16 @@ from private_rlhf.data.conversation import (
     transcript,
     transcript_turns,
 )
-from private_rlhf.data.declared_columns import BESIDE_PROMPT, PAIR, SYSTEMS, Options, column_value, is_filled, nearest
+from private_rlhf.data.declared_columns import (
+    BESIDE_PROMPT,
+    PAIR,
+    PROMPTS,
+    SYSTEMS,
+    Options,
+    column_value,
+    is_filled,
+    nearest,
+)
 from private_rlhf.data.render import Demonstration
 from private_rlhf.data.sources import Part, Row, open_source
 from private_rlhf.privacy.records import Message, Text, encode_text, fold_name, is_blank
@@ -78,7 +87,7 @@ def read_demonstrations(
     Preference data is refused with a UserError: fine-tuning on the preferred answers would put the true labels into
     the model.
     """
-    wanted = ("prompt", "response", "completion", "messages", *PAIR)
+    wanted = ("prompt", "response", "completion", "messages", "label", *PAIR)
     texts = _stream(source, open_source(source, split), wanted, _demonstration_converter, options or Options())
     return map(Demonstration._make, texts)
 
@@ -99,7 +108,7 @@ def read_prompts(source: str | Path, split: str | None = None, options: Options 
             from_pairs[0] = True
             convert = pair_converter(rows)
             return lambda row: convert(row)[:1]
-        return _prompt_converter(rows[0])
+        return _prompt_converter(rows)
 
     def distinct() -> Iterator[Text]:
         seen: dict[bytes, Text | None] = {}
@@ -164,7 +173,7 @@ def _stream(
     faults: list[MarkedSource] = []
     rows = 0
     for part in parts:
-        first, stream = peek(part.rows((*wanted, *BESIDE_PROMPT)))
+        first, stream = peek(part.rows((*wanted, *PROMPTS, *BESIDE_PROMPT)))
         for number, row in stream:
             rows += 1
             try:
@@ -190,6 +199,9 @@ def counted(fault: MarkedSource, count: int, rows: int) -> UserError:
 def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[Text, ...]:
     """The texts with the system message and the tools of the row's columns."""
     check_lossy([row], (*SYSTEMS, *options.message_keys), BESIDE_PROMPT)
+    if isinstance(texts[0], str) and len(row.keys() & {*PROMPTS}) > 1:
+        prompt = words(texts[0])
+        check_lossy([row], tuple(name for name in PROMPTS if words(str(row.get(name))) in prompt), PROMPTS)
     system = next((row[name] for name in SYSTEMS if row.get(name)), None)
     tools = row.get("tools")
     return framed(texts, system, tools) if system or tools else texts
@@ -268,9 +280,7 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
         raise RowError("column 'prompt' is neither text nor a list of messages; convert it")
     values = (prompt, *(first[name] for name in PAIR))
     if any(not isinstance(value, str) or is_written_list(value) for value in values):
-        asked = (row["prompt"] for row in rows if isinstance(row.get("prompt"), str))
-        if sum(map(is_nearly_transcript, asked)) >= SHARE * len(rows):
-            raise RowError(NEARLY)
+        _refuse_transcripts(rows)
         return conversation
     texts = [row for row in rows if all(isinstance(row.get(name), str) for name in PAIR)]
     texts = [row for row in texts if row["chosen"] != row["rejected"]]
@@ -304,6 +314,13 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
             " exactly at the start; repeat it at the start of all responses, where it is cut, or take it out of them"
         )
     return explicit_text
+
+
+def _refuse_transcripts(rows: Sequence[Row]) -> None:
+    """RowError for transcripts in the place of prompts."""
+    prompts = (row["prompt"] for row in rows if isinstance(row.get("prompt"), str))
+    if sum(map(is_nearly_transcript, prompts)) >= SHARE * len(rows):
+        raise RowError(NEARLY)
 
 
 def words(text: str) -> str:
@@ -388,8 +405,7 @@ def conversation(row: Row) -> Converted:
     if listed:
         if all(side[: len(context)] == context for side in (chosen, rejected)):
             chosen, rejected = chosen[len(context) :], rejected[len(context) :]
-        if context and context[-1]["role"] not in ("user", "tool"):
-            raise RowError("column 'prompt' does not end with a user message, and answers are not continued; repair it")
+        _check_prompt(context)
     else:
         cut = cut_prompt(chosen, rejected)
         asked = [message["content"].strip() for message in chosen[:cut] if message["role"] == "user"]
@@ -455,8 +471,11 @@ def _demonstration_converter(rows: Sequence[Row]) -> TextConverter:
             "holds preference pairs ('chosen'/'rejected'), and tuning on preferred answers would reveal the labels;"
             " give demonstrations with 'prompt' and 'response' columns"
         )
+    if isinstance(row.get("label"), bool):
+        raise RowError("holds responses with a label each (KTO); keep the accepted ones, and remove the column 'label'")
     if "messages" in row and "prompt" not in row:
         return _from_messages
+    _refuse_transcripts(rows)
     for name in ("response", "completion"):
         if name in row and "prompt" in row:
             return lambda row: _from_columns(row, name)
@@ -466,10 +485,18 @@ def _demonstration_converter(rows: Sequence[Row]) -> TextConverter:
 
 
 def _from_columns(row: Row, name: str) -> tuple[Text, ...]:
-    texts = {each: column_value(row, each, ("prompt", name)) for each in ("prompt", name)}
-    if all(isinstance(text, str) for text in texts.values()):
-        return tuple(texts.values())
-    return tuple(read_messages(text, f"column {each!r}") for each, text in texts.items())
+    prompt, response = (column_value(row, each, ("prompt", name)) for each in ("prompt", name))
+    if isinstance(prompt, str) and not is_written_list(prompt):
+        if not isinstance(response, str) or is_written_list(response):
+            raise RowError(f"column {name!r} is not text, as 'prompt' is; write both as text, or both as messages")
+    else:
+        prompt, response = _messages(row, "prompt"), _messages(row, name)
+        _check_prompt(prompt)
+        if {message["role"] for message in (*response[:1], *response[-1:])} - {"assistant"}:
+            raise RowError(f"column {name!r} does not begin and end with an assistant message; repair the row")
+    if is_blank(response):
+        raise RowError(f"column {name!r} is empty; fill it in, or remove the row")
+    return prompt, response
 
 
 def _from_messages(row: Row) -> tuple[Text, ...]:
@@ -485,10 +512,22 @@ def _messages(row: Row, name: str) -> list[Message]:
     return read_messages(column_value(row, name, (name,)), f"column {name!r}")
 
 
-def _prompt_converter(row: Row) -> TextConverter:
+def _check_prompt(prompt: Sequence[Message]) -> None:
+    if prompt and prompt[-1]["role"] not in ("user", "tool"):
+        raise RowError("column 'prompt' does not end with a user message, and answers are not continued; repair it")
+
+
+def _listed_prompt(row: Row) -> tuple[Text, ...]:
+    _check_prompt(prompt := _messages(row, "prompt"))
+    return (prompt,)
+
+
+def _prompt_converter(rows: Sequence[Row]) -> TextConverter:
+    row = rows[0]
     if "prompt" in row:
-        read = _messages if isinstance(row["prompt"], list) else _string
-        return lambda row: (read(row, "prompt"),)
+        _refuse_transcripts(rows)
+        listed = isinstance(row["prompt"], list | dict) or is_written_list(row["prompt"])
+        return _listed_prompt if listed else lambda row: (_string(row, "prompt"),)
     if "messages" in row:
         return lambda row: (_prompt_of(_messages(row, "messages")),)
     hint = nearest(("prompt", "messages"), row, ("prompt", "messages"))

@@ -182,7 +182,14 @@ def test_demonstrations(tmp_path: Path) -> None:
             "needs 'prompt' and 'response' .* the nearest is 'respons'; rename or add them",
         ),
         ({"prompt": "p", "response": None}, "line 1: column 'response' is null"),
-        ({"prompt": "p", "response": 4}, "column 'prompt' is not a list of messages"),
+        ({"prompt": "p", "response": 4}, "column 'response' is not text, as 'prompt' is; write both as text, or both"),
+        ({"prompt": "p", "response": assistant("r")}, "column 'response' is not text, as 'prompt' is"),
+        ({"prompt": user("p"), "response": user("r")}, "'response' does not begin and end with an assistant message"),
+        ({"prompt": assistant("p"), "response": assistant("r")}, "column 'prompt' does not end with a user message"),
+        ({"prompt": "p", "response": "\n"}, "line 1: column 'response' is empty; fill it in, or remove the row"),
+        ({"prompt": "p", "completion": "r", "label": False}, "a label each .KTO.; keep the accepted ones, and remove"),
+        ({"prompt": "p", "input": "tea", "response": "r"}, "has the column 'input', which belongs to the prompt"),
+        ({"prompt": "Human: p\n\nAssistant:", "response": "r"}, "begins or ends like a transcript"),
         ({"messages": user("p")}, "line 1: column 'messages' does not end with an assistant message after a prompt"),
     ],
 )
@@ -197,6 +204,9 @@ def test_prompts_from_columns_and_messages(tmp_path: Path) -> None:
     chats = [{"messages": [*user("p"), *assistant("r")]}, {"messages": user("q")}, {"messages": user("p")}]
     assert list(read_prompts(write_jsonl(tmp_path, chats))) == [user("p"), user("q")]
     assert list(read_prompts(write_parquet(tmp_path, [{"prompt": user("p")}]))) == [user("p")]
+    assert list(read_prompts(write_jsonl(tmp_path, [{"prompt": json.dumps(user("p"))}]))) == [user("p")]
+    same = [{"prompt": "So: p", "question": "p"}]
+    assert list(read_prompts(write_jsonl(tmp_path, same))) == ["So: p"]
 
 
 def test_prompts_of_preferences_come_in_an_order_of_their_own(tmp_path: Path) -> None:
@@ -212,6 +222,9 @@ def test_prompts_of_preferences_come_in_an_order_of_their_own(tmp_path: Path) ->
     [
         ([{"promt": "p"}], "line 1: has no column 'prompt' or 'messages'; the nearest is 'promt'; rename or add it"),
         ([{"prompt": "p"}, {"prompt": 3}], "line 2: column 'prompt' is not text"),
+        ([{"prompt": assistant("p")}], "column 'prompt' does not end with a user message"),
+        ([{"prompt": "p", "instruction": "tea"}], "has the column 'instruction', which belongs to the prompt"),
+        ([{"prompt": "Human: p\n\nAssistant:"}], "begins or ends like a transcript"),
         ([{"prompt": "p", "chosen": "a"}], "line 1: lacks one of 'chosen'/'rejected'"),
         ([{"prompt": "  "}], "holds no prompt with text in it"),
     ],
