@@ -253,7 +253,8 @@ class Layout:
                     lossy[names] = bool(columns_like(names, self.watched, read))
                 if lossy[names]:
                     check_lossy([row], read, self.watched)
-                found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
+                with _own_names(self.options, self.shape):
+                    found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
             if dropped is not None and not found:
                 dropped["unjudged"] += 1
             yield from ((number, *each) for each in found)
@@ -525,10 +526,10 @@ def _own_names(options: Options, shape: str | None = None) -> Iterator[None]:
         if options.labels is not None:
             for name, own in zip(PAIR, RESPONSES, strict=True):
                 text = text.replace(repr(name), repr(own))
-        elif shape is not None:
+        elif shape is not None and "chosen" not in SHAPES[shape].columns:
             for name in ("'chosen'/'rejected'", "'chosen' and 'rejected'"):
                 text = text.replace(name, "the responses")
-        raise RowError(text) from None
+        raise type(error)(text) from None
 
 
 def _name_of(row: Row, name: str, optional: bool = True) -> str:

@@ -667,6 +667,17 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "does not end with a user message",
         {},
     ),
+    "Arena, tokens counted in messages": (
+        {f"conversation_{name}": [*user(Q), assistant(a)[0] | {"num_tokens": 3}] for name, a in (("a", B), ("b", A))}
+        | {"winner": "model_b"},
+        "one of the responses holds a message with 'num_tokens', which is not read and would be lost; remove it",
+        {},
+    ),
+    "Arena, two prompts": (
+        {"conversation_a": talk(B), "conversation_b": talk(A, "Other"), "winner": "model_b"},
+        "one of the responses does not begin and end with an assistant message after the prompt; repair the row",
+        {},
+    ),
     "Arena, other winners": (
         {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "A"},
         "'winner' that is none of model_a, model_b, tie, tie (bothbad), both_bad; write one",
