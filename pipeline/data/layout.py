@@ -453,20 +453,28 @@ def _with_prompt(layout: Layout, names: tuple[str, ...], rows: list[Row], pair: 
         listed = ", ".join(map(repr, prompts))
         raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
     layout = replace(layout, prompt=(*prompts, "prompt")[0])
-    others = PROMPTS if known != ("prompt",) else _outside([(row, row.get("prompt")) for row in rows])
+    others = (*(PROMPTS if known != ("prompt",) else ()), *_outside([(row, row.get(layout.prompt)) for row in rows]))
     return replace(layout, watched=tuple(name for name in others if name not in layout.read))
 
 
 def _outside(asked: Sequence[tuple[Row, Any]]) -> tuple[str, ...]:
-    """Names of `PROMPTS` but for columns with some text, all of which the prompts hold, or beside messages. asked: rows
-    with their prompts."""
+    """Names of `PROMPTS` and `CONVERSATIONS` but for columns with texts or turns of a user, all of which the prompts
+    hold, or beside messages. asked: rows with their prompts."""
     talks = any(not isinstance(prompt, str) or is_written_list(prompt) for _, prompt in asked)
 
     def is_inside(name: str) -> bool:
-        texts = [(words(str(row.get(name) or "")), prompt) for row, prompt in asked]
+        texts = [(words(text), prompt) for row, prompt in asked for text in _asked_in(row.get(name))]
         return any(text for text, _ in texts) and (talks or all(text in words(prompt) for text, prompt in texts))
 
-    return tuple(name for name in PROMPTS if not is_inside(name))
+    return tuple(name for name in (*PROMPTS, *CONVERSATIONS) if not is_inside(name))
+
+
+def _asked_in(value: Any) -> list[str]:
+    """The texts of the user in a cell: a text, or messages."""
+    with suppress(RowError):
+        if isinstance(value, list) or is_written_list(value):
+            return [message["content"] for message in read_messages(value, "") if message["role"] == "user"]
+    return [str(value or "")]
 
 
 def _answers_only(response: Any) -> bool:

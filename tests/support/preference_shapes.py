@@ -301,6 +301,7 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         (f"1: {A} 2: {B}", "First", "Last"),
         {},
     ),
+    "messages of the prompt and an answer": ({"prompt": Q, "messages": talk(A), **PAIR}, TEXTS, {}),
     "struck out in HTML": (
         {"prompt": Q, **both(lambda a: f"<s>Cold.</s> {a} |x| <|>")},
         (Q, *(f"<s>Cold.</s> {a} |x| <|>" for a in (A, B))),
@@ -418,6 +419,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "an input beside a named shape": (
         {"prompt": "Answer.", "input": Q, "response_1": B, "response_2": A, "preference_strength": 2},
         "has the column 'input', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "a conversation beside its last question": (
+        {"prompt": Q, "conversation": [*talk("Hello.", "Hi."), *user(Q)], **PAIR},
+        "has the column 'conversation', which belongs to the prompt and is not read; put it into the prompt, or remove",
         {},
     ),
     "a system message in capitals": (
