@@ -169,7 +169,7 @@ class Options:
             one, other = map(number, values)
             return _BOTH[self.labels] * sign(one - other)
         if self.labels in _SIGNED:
-            return _SIGNED[self.labels] * sign(number(values[0]))
+            return _SIGNED[self.labels] * sign(strength(values[0]))
         meanings = meaning(self.labels)
         value = letter(values[0])
         if value not in meanings:
@@ -210,6 +210,11 @@ def number(value: Any) -> float:
         if isinstance(value, str | int | float | Decimal) and math.isfinite(result := float(value)):
             return result
     raise RowError("has a label or score that is not a number; repair or remove the row")
+
+
+def strength(value: Any) -> float:
+    """A finite number. RowError for anything else, and for true and false, which Python takes for 1 and 0."""
+    return number(None if isinstance(value, bool) else value)
 
 
 def letter(value: Any) -> str:

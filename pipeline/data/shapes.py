@@ -27,6 +27,7 @@ from private_rlhf.data.declared_columns import (
     letter,
     number,
     sign,
+    strength,
 )
 from private_rlhf.data.formats import check_lossy
 from private_rlhf.data.sources import Row
@@ -95,7 +96,7 @@ def _strength(name: str) -> Callable[[Row], Sequence[float]]:
     """A signed strength, -3 to 3: below 0 the first response is better."""
 
     def score(row: Row) -> Sequence[float]:
-        if abs(value := number(_get(row, name))) > 3:
+        if abs(value := strength(_get(row, name))) > 3:
             raise RowError(f"has a value in {name!r} that is not from -3 to 3, of which 0 is a tie; repair the row")
         return -value, 0.0
 
@@ -122,8 +123,7 @@ def _named(name: str, first: str, second: str, *ties: str) -> Callable[[Row], Se
 
 def _chosen(value: Any, count: int) -> list[float]:
     """Scores where the index of one response says that it is preferred to each other one."""
-    place = number(value)
-    if place not in range(count) or isinstance(value, bool):
+    if (place := strength(value)) not in range(count):
         raise RowError("has a choice that is not the index of one of its responses; repair or remove the row")
     return [float(index == place) for index in range(count)]
 

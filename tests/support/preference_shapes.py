@@ -542,7 +542,8 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {},
     ),
     "choice out of range": (ORDERED | {"choice": 2}, "a choice that is not the index of one of its responses", {}),
-    "a choice that is true": (ORDERED | {"choice": True}, "a choice that is not the index of one of its responses", {}),
+    "a choice that is true": (ORDERED | {"choice": True}, "a label or score that is not a number", {}),
+    "a strength that is false": (AB | {"label": False}, "score that is not a number", LABEL | {"labels": "<0,>0"}),
     "one response": (
         {"prompt": Q, "responses": [A], "scores": [1]},
         "does not hold two responses with a judgement",
