@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -67,10 +67,10 @@ from private_rlhf.data.sources import TWICE, Part, Row, open_source, two_spellin
 from private_rlhf.privacy.batches import Columns, blank_texts, edge_bytes
 from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, encode_text, fold_name, is_blank, record_id
 
-MODELS = ("model_a", "model_b")
+MODELS = ("model", "generator", "system", "policy", "engine")
 ANSWERS = ("response", "answer", "output", "completion", "generation", "summary")
 ENDS = (("a", "b"), ("1", "2"), ("0", "1"))
-"""Of the names of two columns of `ANSWERS`."""
+"""How the names of two columns begin and end that hold a row's models, or its responses."""
 LONGEST_NAME = 40  # characters of a model's
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
 DOOR = (
@@ -346,9 +346,9 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             require_columns(each, (*needed, *options.beside), DOOR if shape is None else "")
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
-    beside = (*columns_like(names, BESIDE_PROMPT), *chain.from_iterable(_numbered(names)))
+    beside = (*columns_like(names, BESIDE_PROMPT), *chain.from_iterable(_numbered(names, MODELS + ANSWERS)))
     for each in parts:
-        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *beside, *MODELS, "record_id")))
+        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *beside, "record_id")))
         for number, _ in first[:1]:
             names = tuple(dict.fromkeys(chain(names, *(row for _, row in first))))
             with naming(f"{each.name}, {each.unit} {number}"):
@@ -403,31 +403,34 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
 def _refuse_names(rows: Sequence[Row], names: Sequence[str], options: Options) -> None:
     """RowError for names in the place of texts in `chosen` and `rejected`, and for labels that name a row's models."""
     if options.labels is None:
-        if all(_are_names(row, {name.lower() for name in names}, _numbered(names)) for row in rows):
+        if all(_are_names(row, names) for row in rows):
             remedy = "put the texts there, or, if these are the answers, remove the columns that they seem to name"
             raise RowError(f"holds names of columns or models in 'chosen' and 'rejected'; {remedy}")
         return
     means = meaning(options.labels)
-    meant = [[means.get(letter(row.get(name))) for name in MODELS] for row in rows]
-    if not any(None in each for each in meant) and any(each != [1, -1] for each in meant):
-        declared = f"declares models by {options.key('labels')}, and these change places"
-        raise RowError(f"{declared}; write in the label which response it prefers")
+    for models in _numbered(names, MODELS):
+        meant = [[means.get(letter(row.get(name))) for name in models] for row in rows]
+        if not any(None in each for each in meant) and any(each != [1, -1] for each in meant):
+            declared = f"declares models by {options.key('labels')}, and these change places"
+            raise RowError(f"{declared}; write in the label which response it prefers")
 
 
-def _are_names(row: Row, names: Collection[str], numbered: Sequence[tuple[str, str]]) -> bool:
+def _are_names(row: Row, names: Sequence[str]) -> bool:
     """True for two responses that are the row's models, or ends of names of columns: b and a, of output_a, output_b;
     or that are short beside two longer texts in such columns, which the prompt does not hold."""
-    one, other, *models = (str(row.get(name)).strip().lower() for name in (*PAIR, *MODELS))
-    ends = any(name.endswith(one) and name.removesuffix(one) + other in names for name in names)
+    one, other = (str(row.get(name)).strip().lower() for name in PAIR)
+    models = ({str(row.get(name)).strip().lower() for name in pair} for pair in _numbered(names, MODELS))
+    lower = {name.lower() for name in names}
+    ends = any(name.endswith(one) and name.removesuffix(one) + other in lower for name in lower)
     longest, prompt = max(len(one), len(other)), words(" ".join(str(row.get(name)) for name in PROMPTS))
-    texts = ([words(str(row.get(name))) for name in pair] for pair in numbered if longest <= LONGEST_NAME)
+    texts = ([words(str(row.get(name))) for name in pair] for pair in _numbered(names, ANSWERS))
     longer = any(len(text) > longest and len(second) > longest and text not in prompt for text, second in texts)
-    return one != other and (ends or longer or {one, other} == {*models})
+    return one != other and (ends or (longer and longest <= LONGEST_NAME) or {one, other} in models)
 
 
-def _numbered(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Two columns of responses each, whose names differ at the end: output_a and output_b."""
-    columns = {name.lower(): name for name in names if name.lower().startswith(ANSWERS)}
+def _numbered(names: Sequence[str], starts: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Two columns each, whose names differ at the end: output_a and output_b."""
+    columns = {name.lower(): name for name in names if name.lower().startswith(starts)}
     pairs = ((name.removesuffix(one) + two, name) for one, two in ENDS for name in columns if name.endswith(one))
     return [(columns[name], columns[other]) for other, name in pairs if other in columns]
 

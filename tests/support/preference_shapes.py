@@ -493,6 +493,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "declares models by --labels, and these change places; write in the label which response it prefers",
         LABEL | {"labels": "n,m"},
     ),
+    "the winner as a generator, in places that change": (
+        AB | {"generator_1": "m", "generator_2": "n", "label": "n"},
+        "declares models by --labels, and these change places; write in the label which response it prefers",
+        LABEL | {"labels": "n,m"},
+    ),
     "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
     "label beyond any float": (
         AB | {"label": 10**400},
