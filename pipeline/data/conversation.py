@@ -32,16 +32,16 @@ ROLES = {
 """Names of roles, in lower case, and what they mean."""
 ASSISTANT = "\n\nAssistant:"
 MARKS = re.compile(
-    r"<\|[A-Za-z][A-Za-z0-9_]{2,30}\|>|<\|turn>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|\[gMASK\]|<extra_id_\d+>"
-    r"|\[\|(?:system|user|Human|assistant|AI|endofturn)\|\]|<｜(?:(?:begin|end)▁of▁sentence|User|Assistant)｜>"
-    r"|###\s?(?:Instruction|Response|Human|Assistant):"
+    r"<\|[A-Za-z][A-Za-z0-9_]{2,30}\|>|<\|turn>|<(?:start|end)_of_turn>|<</?SYS>>|\[gMASK\]|<extra_id_\d+>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<｜.{1,60}?｜>"
+    r"|\[\|(?:system|user|Human|assistant|AI|endofturn)\|\]|###\s?(?:Instruction|Response|Human|Assistant):"
 )
 """Special tokens and what chat templates put around turns: a text that holds them is templated already."""
 STARTS = ("<bos>", "<s>")
 ENDS = ("</s>", "<eos>")
 """Of a text that is templated already; elsewhere, and as a pair at the start, they are HTML, or what it is about."""
 _MARK_BYTES = re.compile("|".join((MARKS.pattern, *STARTS, *ENDS)).encode())
-_BEGINNINGS = {b"<": b"|seb<\xef/", b"[": b"I/g|", b"#": b"#"}
+_BEGINNINGS = {b"<": b"|seb<\xef/", b"[": b"I/gSAT|", b"#": b"#"}
 """First bytes of marks, and the second ones."""
 MARKED = (
     "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"

@@ -600,6 +600,8 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "(2 of 2 rows do)",
         {},
     ),
+    "Hunyuan's template": ({"prompt": f"<｜hy_User｜>{Q}<｜hy_Assistant｜>", **PAIR}, "(2 of 2 rows do)", {}),
+    "Mistral's calls": ({"prompt": Q, "chosen": A, "rejected": '[TOOL_CALLS][{"name": "f"}]'}, "(2 of 2 rows do)", {}),
     "ChatGLM's beginning": ({"prompt": f"[gMASK]<sop>{Q}", **PAIR}, "(2 of 2 rows do)", {}),
     "EXAONE's template": ({"prompt": f"[|user|]{Q}\n[|assistant|]", **PAIR}, "(2 of 2 rows do)", {}),
     "Gemma's end": ({"prompt": Q, "chosen": f"{A}<eos>", "rejected": f"{B}<eos>"}, "(2 of 2 rows do)", {}),
