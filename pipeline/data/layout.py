@@ -48,6 +48,7 @@ from private_rlhf.data.declared_columns import (
     meaning,
 )
 from private_rlhf.data.formats import (
+    SHARE,
     Converted,
     Converter,
     MarkedSource,
@@ -56,6 +57,7 @@ from private_rlhf.data.formats import (
     columns_like,
     counted,
     explicit_text,
+    implicit_text,
     naming,
     pair_converter,
     peek,
@@ -347,8 +349,9 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
     beside = (*columns_like(names, BESIDE_PROMPT), *chain.from_iterable(_numbered(names, MODELS + ANSWERS)))
+    wanted = (*layout.wanted, *PROMPTS, *CONVERSATIONS, *beside, "record_id")
     for each in parts:
-        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *CONVERSATIONS, *beside, "record_id")))
+        first, _ = peek(each.rows(wanted if shape is not None or {*PROMPTS} & {*names} else ()))  # all columns
         for number, _ in first[:1]:
             names = tuple(dict.fromkeys(chain(names, *(row for _, row in first))))
             with naming(f"{each.name}, {each.unit} {number}"):
@@ -362,8 +365,8 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
     options, first, by_columns = layout.options, rows[0], layout.shape is None
     if fault := two_spellings(first, layout.wanted):
         raise RowError(fault)
+    pair = PAIR if options.labels is None else RESPONSES
     if by_columns:
-        pair = PAIR if options.labels is None else RESPONSES
         if any(name not in first for name in pair):
             with _own_names(options):
                 check_pair(first if options.labels is None else _as_pair(first), DOOR)
@@ -391,6 +394,10 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         )
     with _own_names(options, layout.shape):
         converter = pair_converter(samples)
+    others = [name for name in names if name not in layout.read] if converter is implicit_text else []
+    if hidden := [name for name in others if _may_be_prompt(name, rows, pair)]:
+        remedy = "name the column of the prompt 'prompt', or remove this one"
+        raise RowError(f"has no column 'prompt', and the texts in {hidden[0]!r} may be prompts; {remedy}")
     beside = (*BESIDE_PROMPT, *(layout.watched if by_columns else _outside(asked)))
     watched = dict.fromkeys((*beside, *columns_like(names, beside)))
     layout = replace(layout, watched=tuple(name for name in watched if name not in layout.read))
@@ -470,6 +477,14 @@ def _outside(asked: Sequence[tuple[Row, Any]]) -> tuple[str, ...]:
         return any(text for text, _ in texts) and (talks or all(text in words(prompt) for text, prompt in texts))
 
     return tuple(name for name in (*PROMPTS, *CONVERSATIONS) if not is_inside(name))
+
+
+def _may_be_prompt(name: str, rows: Sequence[Row], pair: tuple[str, str]) -> bool:
+    """True for a column of different texts of several words that not both responses hold."""
+    texts = [words(str(row.get(name))) for row in rows]
+    several = sum(len(text.split()) > 2 or not text.isascii() for text in texts)
+    held = sum(all(text in words(str(row.get(each))) for each in pair) for text, row in zip(texts, rows, strict=True))
+    return several >= SHARE * len(rows) > 2 * held and 2 * len({*texts}) > len(rows)
 
 
 def _asked_in(value: Any) -> list[str]:

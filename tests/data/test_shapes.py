@@ -22,7 +22,7 @@ from private_rlhf.data.layout import find_layout, read_preferences
 from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.sources import open_source
 from private_rlhf.recipe import DataConfig
-from support.preference_files import assistant, user, write_csv, write_jsonl
+from support.preference_files import assistant, user, write_csv, write_jsonl, write_parquet
 from support.preference_shapes import AB, MT_BENCH, PAIR, READ, REFUSED, TALK, TEXTS, A, B, Q, Row, both, options, talk
 
 
@@ -164,6 +164,16 @@ def test_a_system_column_of_the_second_part_is_read(tmp_path: Path) -> None:
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"train-0000{place}-of-00002.parquet")
     system = [{"role": "system", "content": "s"}]
     assert [pair[0] for pair in read_preferences(tmp_path)] == [user(f"{Q} 0"), [*system, *user(f"{Q} 1")]]
+
+
+@pytest.mark.parametrize("writer", [write_jsonl, write_parquet])
+def test_a_column_that_may_hold_the_prompt_of_answers_that_begin_alike(tmp_path: Path, writer: Any) -> None:
+    """As answers of code do, and those that think step by step."""
+    rows = [both(lambda a, i=i: f"```python\n{i} # {a}") | {"task": f"{Q} {i}", "id": f"row {i}"} for i in range(9)]
+    with pytest.raises(UserError, match="the texts in 'task' may be prompts; name the column of the prompt 'prompt'"):
+        list(read_preferences(writer(tmp_path, rows)))
+    rows = [both(lambda a, i=i: f"{Q} {i}\n{a}") | {"task": f"{Q} {i}", "id": f"row {i}"} for i in range(9)]
+    assert [pair[:3] for pair in read_preferences(writer(tmp_path, rows))][3] == (f"{Q} 3\n", A, B)
 
 
 def test_a_prompt_beside_whole_texts_in_a_later_row(tmp_path: Path) -> None:
