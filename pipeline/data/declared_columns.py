@@ -25,7 +25,7 @@ PAIR = ("chosen", "rejected")
 RESPONSES = ("response_a", "response_b")
 PROMPTS = ("prompt", "question", "instruction", "input", "query")
 """Columns that may hold the prompt of `chosen` and `rejected`."""
-CONVERSATIONS = ("messages", "conversation", "context")
+CONVERSATIONS = ("messages", "conversation", "dialogue", "dialog", "context")
 """Columns that may hold it where there is none of `PROMPTS`."""
 SYSTEMS = ("system", "system_prompt", "system_message")
 LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history", "chat_history",

@@ -20,6 +20,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import RowError, read_messages
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
+    CONVERSATIONS,
     PROMPTS,
     TIE,
     Options,
@@ -243,7 +244,7 @@ def _task(fields: Mapping[str, Any], names: Sequence[str] = ()) -> tuple[Any, li
     answers = [name for name in names if name in fields] or (alike if len(alike) > 1 else others)
     if len(prompts) != 1 or len(answers) < 2:
         raise RowError("does not hold one prompt and two responses among its fields; name them prompt, response_1 ...")
-    check_lossy([fields], (prompts[0], *answers), BESIDE_PROMPT)
+    check_lossy([fields], (prompts[0], *answers), BESIDE_PROMPT + CONVERSATIONS)
     return fields[prompts[0]], answers
 
 

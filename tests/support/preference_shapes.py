@@ -426,6 +426,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "has the column 'conversation', which belongs to the prompt and is not read; put it into the prompt, or remove",
         {},
     ),
+    "a dialogue beside its last question": (
+        {"prompt": Q, "dialogue": "A: Hi.\nB: Hello.", **PAIR},
+        "has the column 'dialogue', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
     "a system message in capitals": (
         {"prompt": Q, "System": "s", **PAIR},
         "has the column 'System', which belongs to the prompt and is not read; put it into the prompt, or remove it",
@@ -758,8 +763,8 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         {},
     ),
     "Label Studio, the talk before in a field": (
-        studio({"selected": "right"}, prompt=Q, chat_history="No.", a1=B, a2=A),
-        "has the column 'chat_history', which belongs to the prompt and is not read; put it into the prompt, or remove",
+        studio({"selected": "right"}, prompt=Q, dialogue="No.", a1=B, a2=A),
+        "has the column 'dialogue', which belongs to the prompt and is not read; put it into the prompt, or remove",
         {},
     ),
     "Argilla, columns for answers": (
