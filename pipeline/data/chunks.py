@@ -186,7 +186,7 @@ def _arrow_lines(data: bytes, wanted: Sequence[str], watched: tuple[str, ...]) -
             parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
             table = pj.read_json(pa.BufferReader(data), read_options=reading, parse_options=parsing)
             names = _key_names(data) if others == "ignore" else set()
-            odd = two_spellings(names, wanted) or columns_like(frozenset(names), watched)
+            odd = two_spellings(names, wanted) or columns_like(names, watched)
             return None if odd or len(table) != len(breaks) + 1 else table
         except (pa.ArrowException, ValueError):
             continue

@@ -72,7 +72,7 @@ _NEARLY = re.compile(
     re.IGNORECASE,
 )
 _NEARLY_END = re.compile(r"(?:\bassistant|助手|アシスタント|어시스턴트)\W{0,3}[:：]\s*$", re.IGNORECASE)
-_RUNS_ON = re.compile(r"\n\n(?:Human|User):")
+RUNS_ON = re.compile(r"\n\n(?:Human|User):")
 
 
 class RowError(Exception):
@@ -96,8 +96,9 @@ def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
     return results
 
 
-def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: str) -> None:
-    """RowError for a key of a message that is not among `keys`, and, unless special tokens are kept, for marks.
+def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: str, transcripts: bool = False) -> None:
+    """RowError for a key of a message that is not among `keys`, and, unless special tokens are kept, for marks, and in
+    messages of transcripts for a line in which somebody else goes on after the assistant.
     UnicodeEncodeError for a lone surrogate, which a text inside a text can still hold as an escape."""
     messages = [message for text in texts if not isinstance(text, str) for message in text]
     read = {"role", "content", *keys, *(["tool_call_id"] if "tool_calls" in keys else [])}
@@ -107,12 +108,8 @@ def check_texts(texts: Sequence[Text], keys: Collection[str], special_tokens: st
     "".join(contents).encode()
     if special_tokens == "error" and any(map(_is_templated, contents)):
         raise MarkedTexts(MARKED)
-
-
-def check_speakers(texts: Sequence[Text]) -> None:
-    """RowError for messages of a transcript in which the assistant's words go on with a turn of somebody else."""
-    messages = (message for text in texts if not isinstance(text, str) for message in text)
-    if any(message["role"] == "assistant" and _ANOTHER_TURN.search(message["content"]) for message in messages):
+    spoken = (str(message["content"]) for message in messages if transcripts and message["role"] == "assistant")
+    if special_tokens == "error" and any(map(_ANOTHER_TURN.search, spoken)):
         raise MarkedTexts(ANOTHER_TURN)
 
 
@@ -277,11 +274,6 @@ def is_transcript(text: str) -> bool:
 def is_nearly_transcript(text: str) -> bool:
     """True for a text that begins or ends as turns of a dialogue do, in a form that is not read."""
     return _NEARLY.match(text) is not None or _NEARLY_END.search(text[-40:]) is not None
-
-
-def runs_on(text: str) -> bool:
-    """True for an answer in which the next turn of a user begins."""
-    return _RUNS_ON.search(text) is not None
 
 
 def transcript(text: str) -> str:

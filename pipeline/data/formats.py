@@ -26,6 +26,7 @@ from typing import Any
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import (
     ASSISTANT,
+    RUNS_ON,
     MarkedTexts,
     RowError,
     check_texts,
@@ -38,7 +39,6 @@ from private_rlhf.data.conversation import (
     is_written_list,
     of_both,
     read_messages,
-    runs_on,
     transcript,
     transcript_turns,
 )
@@ -207,16 +207,18 @@ def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[
     return framed(texts, system, tools) if system or tools else texts
 
 
-@lru_cache(maxsize=64)  # most rows have the columns of the one before
 def columns_like(columns: Collection[str], names: Collection[str], read: Collection[str] = ()) -> list[str]:
     """The columns that are one of the names in some spelling, but for those that are read."""
     folded = {fold_name(name) for name in names}
     return [column for column in sorted(columns) if column not in read and fold_name(column) in folded]
 
 
+_columns_like = lru_cache(maxsize=64)(columns_like)  # most rows have the columns of the one before
+
+
 def check_lossy(rows: Sequence[Mapping[str, Any]], read: tuple[str, ...], names: tuple[str, ...]) -> None:
     """RowError for one of the columns, which belong to the prompt, that is not empty and is not read."""
-    if lossy := [name for row in rows for name in columns_like(tuple(row), names, read) if is_filled(row[name])]:
+    if lossy := [name for row in rows for name in _columns_like(tuple(row), names, read) if is_filled(row[name])]:
         rendered = "name it in data.message_keys, if the chat template renders it"
         remedy = f"{rendered if min(lossy) == 'tools' else 'put it into the prompt'}, or remove it"
         raise RowError(f"has the column {min(lossy)!r}, which belongs to the prompt and is not read; {remedy}")
@@ -294,7 +296,7 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     marked = [[is_nearly_transcript(str(row.get(name))) for name in ("prompt", *PAIR)] for row in rows]
     if sum(prompt or (one and other) for prompt, one, other in marked) >= SHARE * len(rows):
         raise RowError(NEARLY)
-    if sum(any(runs_on(str(row.get(name))) for name in PAIR) for row in rows) > (1 - SHARE) * len(rows):
+    if sum(any(RUNS_ON.search(str(row.get(name))) for name in PAIR) for row in rows) > (1 - SHARE) * len(rows):
         raise RowError(RUN_ON)
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
@@ -490,8 +492,7 @@ def _from_columns(row: Row, name: str) -> tuple[Text, ...]:
         if not isinstance(response, str) or is_written_list(response):
             raise RowError(f"column {name!r} is not text, as 'prompt' is; write both as text, or both as messages")
     else:
-        prompt, response = _messages(row, "prompt"), _messages(row, name)
-        _check_prompt(prompt)
+        prompt, response = _check_prompt(_messages(row, "prompt")), _messages(row, name)
         if {message["role"] for message in (*response[:1], *response[-1:])} - {"assistant"}:
             raise RowError(f"column {name!r} does not begin and end with an assistant message; repair the row")
     if is_blank(response):
@@ -512,14 +513,10 @@ def _messages(row: Row, name: str) -> list[Message]:
     return read_messages(column_value(row, name, (name,)), f"column {name!r}")
 
 
-def _check_prompt(prompt: Sequence[Message]) -> None:
+def _check_prompt(prompt: list[Message]) -> list[Message]:
     if prompt and prompt[-1]["role"] not in ("user", "tool"):
         raise RowError("column 'prompt' does not end with a user message, and answers are not continued; repair it")
-
-
-def _listed_prompt(row: Row) -> tuple[Text, ...]:
-    _check_prompt(prompt := _messages(row, "prompt"))
-    return (prompt,)
+    return prompt
 
 
 def _prompt_converter(rows: Sequence[Row]) -> TextConverter:
@@ -527,7 +524,7 @@ def _prompt_converter(rows: Sequence[Row]) -> TextConverter:
     if "prompt" in row:
         _refuse_transcripts(rows)
         listed = isinstance(row["prompt"], list | dict) or is_written_list(row["prompt"])
-        return _listed_prompt if listed else lambda row: (_string(row, "prompt"),)
+        return lambda row: (_check_prompt(_messages(row, "prompt")) if listed else _string(row, "prompt"),)
     if "messages" in row:
         return lambda row: (_prompt_of(_messages(row, "messages")),)
     hint = nearest(("prompt", "messages"), row, ("prompt", "messages"))

@@ -24,15 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.data.conversation import (
-    RowError,
-    check_speakers,
-    check_texts,
-    framed,
-    holds_marks,
-    is_written_list,
-    read_messages,
-)
+from private_rlhf.data.conversation import RowError, check_texts, framed, holds_marks, is_written_list, read_messages
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     CONVERSATIONS,
@@ -269,9 +261,8 @@ class Layout:
         return texts
 
     def _check(self, texts: Converted, special_tokens: str) -> None:
-        check_texts(texts, self.options.message_keys, special_tokens)
-        if special_tokens == "error" and self.convert.__name__.endswith("dialogue"):
-            check_speakers(texts)
+        transcripts = self.convert.__name__.endswith("dialogue")
+        check_texts(texts, self.options.message_keys, special_tokens, transcripts)
 
     def marked(self, parts: Sequence[Part], fault: MarkedSource) -> UserError:
         """The error of all rows with special tokens. fault: of the first one."""
