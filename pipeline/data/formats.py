@@ -149,13 +149,13 @@ class MarkedSource(UserError):
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Errors of rows as UserErrors that name the row."""
+def naming(where: str, renamed: Callable[[str], str] = str) -> Iterator[None]:
+    """Errors of rows as UserErrors that name the row. renamed: gives their texts the names that the file has."""
     try:
         yield
     except RowError as error:
         kind = MarkedSource if isinstance(error, MarkedTexts) else UserError
-        raise kind(f"{where}: {error}") from None
+        raise kind(f"{where}: {renamed(str(error))}") from None
     except UnicodeEncodeError:
         fault = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
         raise UserError(f"{where}: {fault}") from None

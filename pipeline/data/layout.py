@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
@@ -240,15 +240,14 @@ class Layout:
         wanted, read = self.wanted, self.read
         lossy: dict[tuple[str, ...], bool] = {}  # most rows have the columns of the one before
         for number, row in rows:
-            with naming(f"{where} {number}"):
+            with naming(f"{where} {number}", self.renamed):
                 if (names := tuple(row)) not in lossy:
                     if fault := two_spellings(names, wanted):
                         raise RowError(fault)
                     lossy[names] = bool(columns_like(names, self.watched, read))
                 if lossy[names]:
                     check_lossy([row], read, self.watched)
-                with _own_names(self.options, self.shape):
-                    found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
+                found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
             if dropped is not None and not found:
                 dropped["unjudged"] += 1
             yield from ((number, *each) for each in found)
@@ -263,6 +262,16 @@ class Layout:
     def _check(self, texts: Converted, special_tokens: str) -> None:
         transcripts = self.convert.__name__.endswith("dialogue")
         check_texts(texts, self.options.message_keys, special_tokens, transcripts)
+
+    def renamed(self, text: str) -> str:
+        """The text of an error with the names that the file's responses have, in place of `chosen` and `rejected`."""
+        if self.options.labels is not None:
+            for name, own in zip(PAIR, RESPONSES, strict=True):
+                text = text.replace(repr(name), repr(own))
+        elif self.shape is not None and "chosen" not in SHAPES[self.shape].columns:
+            for name in ("'chosen'/'rejected'", "'chosen' and 'rejected'"):
+                text = text.replace(name, "the responses")
+        return text
 
     def marked(self, parts: Sequence[Part], fault: MarkedSource) -> UserError:
         """The error of all rows with special tokens. fault: of the first one."""
@@ -345,7 +354,7 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
         first, _ = peek(each.rows(wanted if shape is not None or {*PROMPTS} & {*names} else ()))  # all columns
         for number, _ in first[:1]:
             names = tuple(dict.fromkeys(chain(names, *(row for _, row in first))))
-            with naming(f"{each.name}, {each.unit} {number}"):
+            with naming(f"{each.name}, {each.unit} {number}", layout.renamed):
                 return _choose(layout, names, [row for _, row in first])
         next(iter(each.rows(layout.wanted)), None)  # raises what is wrong with the first row
     raise UserError(f"{part.name}: holds no rows; give a data set with at least one")
@@ -359,8 +368,7 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
     pair = PAIR if options.labels is None else RESPONSES
     if by_columns:
         if any(name not in first for name in pair):
-            with _own_names(options):
-                check_pair(first if options.labels is None else _as_pair(first), DOOR)
+            check_pair(first if options.labels is None else _as_pair(first), DOOR)
         _refuse_names(rows, names, options)
         layout = _with_prompt(layout, names, rows, pair)
         lists = [first[name] for name in pair if isinstance(first[name], list)] if options.labels is None else []
@@ -383,8 +391,7 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
             "holds no judgement that was given, nor do the rows after it: a ranking, left or right, or the name of a"
             " response's field; give rows with one"
         )
-    with _own_names(options, layout.shape):
-        converter = pair_converter(samples)
+    converter = pair_converter(samples)
     others = [name for name in names if name not in layout.read] if converter is implicit_text else []
     if hidden := [name for name in others if _may_be_prompt(name, rows, pair)]:
         remedy = "name the column of the prompt 'prompt', or remove this one"
@@ -531,22 +538,6 @@ def _refuse_released(layout: Layout, row: Row) -> None:
 def _as_pair(row: Row) -> Row:
     names = dict(zip(RESPONSES, PAIR, strict=True))
     return {names.get(name, name): value for name, value in row.items() if name not in PAIR}
-
-
-@contextmanager
-def _own_names(options: Options, shape: str | None = None) -> Iterator[None]:
-    """Put the names of the two responses in place of `chosen` and `rejected` in errors."""
-    try:
-        yield
-    except RowError as error:
-        text = str(error)
-        if options.labels is not None:
-            for name, own in zip(PAIR, RESPONSES, strict=True):
-                text = text.replace(repr(name), repr(own))
-        elif shape is not None and "chosen" not in SHAPES[shape].columns:
-            for name in ("'chosen'/'rejected'", "'chosen' and 'rejected'"):
-                text = text.replace(name, "the responses")
-        raise type(error)(text) from None
 
 
 def _name_of(row: Row, name: str, optional: bool = True) -> str:
