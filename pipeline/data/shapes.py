@@ -17,10 +17,11 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.conversation import RowError, read_messages
+from private_rlhf.data.conversation import RowError, of_both, read_messages
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     CONVERSATIONS,
+    PAIR,
     PROMPTS,
     TIE,
     Options,
@@ -305,6 +306,16 @@ def _label_studio(row: Row) -> list[Judgement]:
     return _of_one_question(judged)
 
 
+def _sharegpt(row: Row) -> list[Judgement]:
+    """A talk and two answers to it, or two talks that begin as it does."""
+    talk, sides = _get(row, "conversations"), [row.get(name) for name in PAIR]
+    start = read_messages(talk, "column 'conversations'")[:1] if isinstance(talk, list) else []
+    listed = [side for side in sides if isinstance(side, list)]
+    talks = of_both(lambda side: read_messages(side, "one of 'chosen'/'rejected'"), listed)
+    whole = len(talks) == 2 and all(start and side[:1] == start for side in talks)
+    return [Judgement(None if whole else talk, sides, (1, 0))]
+
+
 def _unpaired(row: Row) -> list[Judgement]:
     raise RowError(
         "holds one response with a label of its own (KTO), which is not read: a preference needs two responses to one"
@@ -372,10 +383,7 @@ SHAPES: dict[str, Shape] = {
         more=("annotator",),
         labelers=True,
     ),
-    "sharegpt": Shape(
-        ("conversations", "chosen", "rejected"),
-        lambda row: [Judgement(_get(row, "conversations"), (row.get("chosen"), row.get("rejected")), (1, 0))],
-    ),
+    "sharegpt": Shape(("conversations", "chosen", "rejected"), _sharegpt),
     "several": Shape(("prompt", "chosen", "rejected"), _one_against_several, auto=False),
     "kto": Shape(("prompt", "completion", "label"), _unpaired),
 }
@@ -394,5 +402,6 @@ def shape_of(columns: Iterable[str], options: Options) -> str | None:
     if options.label_column is not None:
         return None
     present = set(columns)
-    fitting = [name for name, shape in SHAPES.items() if shape.auto and present.issuperset(shape.needs)]
+    pair = {*PAIR} if present >= {*PAIR} else set()  # says more than a list of all responses beside it
+    fitting = [name for name, shape in SHAPES.items() if shape.auto and pair <= {*shape.needs} <= present]
     return max(fitting, key=lambda name: len(SHAPES[name].needs), default=None)

@@ -301,6 +301,16 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         (f"1: {A} 2: {B}", "First", "Last"),
         {},
     ),
+    "OLMo's mixes, with all completions": (
+        {"instruction": Q, "prompt": Q, "completions": [A, B], "ratings": [5, 3], **both(talk)},
+        TALK,
+        {},
+    ),
+    "Magpie, with a copy in ShareGPT's form": (
+        {"conversations": [{"from": "human", "value": Q}, {"from": "gpt", "value": A}], **both(talk)},
+        TALK,
+        {},
+    ),
     "messages of the prompt and an answer": ({"prompt": Q, "messages": talk(A), **PAIR}, TEXTS, {}),
     "struck out in HTML": (
         {"prompt": Q, **both(lambda a: f"<s>Cold.</s> {a} |x| <|>")},
@@ -664,6 +674,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "answers that run on": (
         {"prompt": Q, "chosen": A, "rejected": f"{B}\n\nHuman: Thanks.\n\nAssistant: Well."},
         "goes on after the answer with a turn of the user ('Human:' or 'User:' after an empty line); end answers",
+        {},
+    ),
+    "ShareGPT preference, the talk goes on": (
+        {"conversations": [*user("Hi."), *assistant("Hello.")], **both(talk)},
+        "column 'prompt' does not end with a user message, and answers are not continued; repair it",
         {},
     ),
     "two names of the user in a transcript": (
