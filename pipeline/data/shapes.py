@@ -233,6 +233,8 @@ def _one_against_several(row: Row) -> list[Judgement]:
     one, other = (value if isinstance(value, list) else [value] for value in (row.get("chosen"), row.get("rejected")))
     if min(len(one), len(other)) > 1:
         raise RowError("holds several texts on both sides, which may be turns of a dialogue; write messages with roles")
+    if len(one) + len(other) > 2 and any(text in other for text in one):
+        raise RowError("holds one text among the chosen and the rejected; repair or remove the row")
     scores = [1.0] * len(one) + [0.0] * len(other)
     return [Judgement(_get(row, "prompt"), [*one, *other], scores)]
 

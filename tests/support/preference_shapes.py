@@ -478,6 +478,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "holds a tie; say --ties coin",
         {"pairs": "all"},
     ),
+    "one text on both sides": (
+        {"prompt": Q, "chosen": [A], "rejected": [B, A]},
+        "holds one text among the chosen and the rejected; repair or remove the row",
+        {"ties": "coin"},
+    ),
     "lists on both sides": (
         {"prompt": Q, "chosen": [A, Q], "rejected": [B, Q]},
         "several texts on both sides, which may be turns",
