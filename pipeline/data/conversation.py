@@ -25,7 +25,7 @@ from private_rlhf.privacy.records import Message, Text, to_json
 T = TypeVar("T")
 ROLES = {
     **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "bot", "chatbot", "model"), "assistant"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "chatbot", "model", "ai"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
     "tool": "tool",
 }

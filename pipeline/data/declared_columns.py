@@ -27,10 +27,13 @@ PROMPTS = ("prompt", "question", "instruction", "input", "query")
 """Columns that may hold the prompt of `chosen` and `rejected`."""
 CONVERSATIONS = ("messages", "conversation", "dialogue", "dialog", "context")
 """Columns that may hold it where there is none of `PROMPTS`."""
+PARTS = ("instructions", "contexts", "passages", "knowledge", "evidence", "article", "post", "choices", "options")
+"""Columns that may hold a part of the prompt, as those above may that it is not in."""
 SYSTEMS = ("system", "system_prompt", "system_message")
 LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history", "chat_history",
          "conversation_history", "dialogue_history", "context", "passage", "document", "documents", "image_path",
-         "image_url", "initial_reason_steps")  # fmt: skip
+         "image_url", "image_base64", "img", "initial_reason_steps", "answer_prefix", "sys_prompt",
+         "system_instruction")  # fmt: skip
 BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
 """Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
 data.message_keys names it."""

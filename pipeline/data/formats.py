@@ -210,7 +210,8 @@ def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[
 def columns_like(columns: Collection[str], names: Collection[str], read: Collection[str] = ()) -> list[str]:
     """The columns that are one of the names in some spelling, but for those that are read."""
     folded = {fold_name(name) for name in names}
-    return [column for column in sorted(columns) if column not in read and fold_name(column) in folded]
+    spelt = ((column, fold_name(column).replace(" ", "_")) for column in sorted(columns) if column not in read)
+    return [column for column, name in spelt if name in folded]
 
 
 _columns_like = lru_cache(maxsize=64)(columns_like)  # most rows have the columns of the one before

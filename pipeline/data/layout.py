@@ -29,6 +29,7 @@ from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     CONVERSATIONS,
     PAIR,
+    PARTS,
     PROMPTS,
     RESPONSES,
     SYSTEMS,
@@ -349,7 +350,7 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
     beside = (*columns_like(names, BESIDE_PROMPT), *chain.from_iterable(_numbered(names, MODELS + ANSWERS)))
-    wanted = (*layout.wanted, *PROMPTS, *CONVERSATIONS, *beside, "record_id")
+    wanted = (*layout.wanted, *PROMPTS, *CONVERSATIONS, *PARTS, *beside, "record_id")
     for each in parts:
         first, _ = peek(each.rows(wanted if shape is not None or {*PROMPTS} & {*names} else ()))  # all columns
         for number, _ in first[:1]:
@@ -466,15 +467,15 @@ def _with_prompt(layout: Layout, names: tuple[str, ...], rows: list[Row], pair: 
 
 
 def _outside(asked: Sequence[tuple[Row, Any]]) -> tuple[str, ...]:
-    """Names of `PROMPTS` and `CONVERSATIONS` but for columns with texts or turns of a user, all of which the prompts
-    hold, or beside messages. asked: rows with their prompts."""
+    """Names of `PROMPTS`, `CONVERSATIONS` and `PARTS` but for columns with texts or turns of a user, all of which the
+    prompts hold, or beside messages. asked: rows with their prompts."""
     talks = any(not isinstance(prompt, str) or is_written_list(prompt) for _, prompt in asked)
 
     def is_inside(name: str) -> bool:
         texts = [(words(text), prompt) for row, prompt in asked for text in _asked_in(row.get(name))]
         return any(text for text, _ in texts) and (talks or all(text in words(prompt) for text, prompt in texts))
 
-    return tuple(name for name in (*PROMPTS, *CONVERSATIONS) if not is_inside(name))
+    return tuple(name for name in PROMPTS + CONVERSATIONS + PARTS if not is_inside(name))
 
 
 def _may_be_prompt(name: str, rows: Sequence[Row], pair: tuple[str, str]) -> bool:
@@ -486,11 +487,12 @@ def _may_be_prompt(name: str, rows: Sequence[Row], pair: tuple[str, str]) -> boo
 
 
 def _asked_in(value: Any) -> list[str]:
-    """The texts of the user in a cell: a text, or messages."""
+    """The texts of the user in a cell: a text, texts, or messages."""
     with suppress(RowError):
         if isinstance(value, list) or is_written_list(value):
             return [message["content"] for message in read_messages(value, "") if message["role"] == "user"]
-    return [str(value or "")]
+    value = list(value.values()) if isinstance(value, dict) else value
+    return list(map(str, value)) if isinstance(value, list) else [str(value or "")]
 
 
 def _answers_only(response: Any) -> bool:

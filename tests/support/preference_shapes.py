@@ -311,6 +311,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         TALK,
         {},
     ),
+    "choices that the prompt holds": (
+        {"prompt": f"{Q} Hot or cold?", "choices": {"1": "Hot", "2": "cold"}, **PAIR},
+        (f"{Q} Hot or cold?", A, B),
+        {},
+    ),
     "messages of the prompt and an answer": ({"prompt": Q, "messages": talk(A), **PAIR}, TEXTS, {}),
     "struck out in HTML": (
         {"prompt": Q, **both(lambda a: f"<s>Cold.</s> {a} |x| <|>")},
@@ -439,6 +444,16 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "a dialogue beside its last question": (
         {"prompt": Q, "dialogue": "A: Hi.\nB: Hello.", **PAIR},
         "has the column 'dialogue', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "choices beside the question": (
+        {"question": Q, "choices": ["Hot", "Cold"], **PAIR},
+        "has the column 'choices', which belongs to the prompt and is not read; put it into the prompt, or remove it",
+        {},
+    ),
+    "a system prompt in two words": (
+        {"prompt": Q, "System Prompt": "s", **PAIR},
+        "has the column 'System Prompt', which belongs to the prompt and is not read; put it into the prompt, or",
         {},
     ),
     "a system message in capitals": (
