@@ -70,10 +70,6 @@ NEARLY = (
     "begins or ends like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
 )
-RUN_ON = (
-    "goes on after the answer with a turn of the user ('Human:' or 'User:' after an empty line); end answers before it,"
-    " or write messages with roles"
-)
 ONE_SIDED = "repeats the prompt at the start of one response only; take it out of it, or repeat it in both"
 _WHERE = "one of 'chosen'/'rejected'"
 
@@ -298,7 +294,8 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     if sum(prompt or (one and other) for prompt, one, other in marked) >= SHARE * len(rows):
         raise RowError(NEARLY)
     if sum(any(RUNS_ON.search(str(row.get(name))) for name in PAIR) for row in rows) > (1 - SHARE) * len(rows):
-        raise RowError(RUN_ON)
+        turn = "a turn of the user ('Human:' or 'User:' after an empty line)"
+        raise RowError(f"goes on after the answer with {turn}; end answers before it, or write messages with roles")
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
     asking = [row for row in texts if isinstance(row.get("prompt"), str) and row["prompt"].strip()]
@@ -375,20 +372,16 @@ def repeated_text(row: Row) -> Converted:
     return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
 
-def _pair_text(row: Row) -> tuple[str, str]:
+def _pair_text(row: Row, whole: bool = False) -> tuple[str, str]:
+    """The two texts. whole: they hold the prompt, which then stands nowhere else."""
     check_pair(row)
+    if whole and is_filled(row.get("prompt")):
+        raise RowError("has text in column 'prompt', which the first row does not have; use one form for all rows")
     if not isinstance(row["chosen"], str):
         raise RowError(
             "'chosen' and 'rejected' are lists of messages, but text in the first row; use one form for all rows"
         )
     return row["chosen"], row["rejected"]
-
-
-def _whole_texts(row: Row) -> tuple[str, str]:
-    """The two texts of a row whose prompt they hold."""
-    if is_filled(row.get("prompt")):
-        raise RowError("has text in column 'prompt', which the first row does not have; use one form for all rows")
-    return _pair_text(row)
 
 
 def conversation(row: Row) -> Converted:
@@ -423,7 +416,7 @@ def conversation(row: Row) -> Converted:
 
 def implicit_text(row: Row) -> Converted:
     """As TRL: the common prefix, less one trailing space, which then begins both responses."""
-    chosen, rejected = _whole_texts(row)
+    chosen, rejected = _pair_text(row, whole=True)
     shared = common(chosen, rejected)
     if shared and chosen[shared - 1] == " " and shared < max(len(chosen), len(rejected)):
         shared -= 1
@@ -432,7 +425,7 @@ def implicit_text(row: Row) -> Converted:
 
 def dialogue(row: Row) -> Converted:
     """Two transcripts."""
-    chosen, rejected = _whole_texts(row)
+    chosen, rejected = _pair_text(row, whole=True)
     if not (is_transcript(chosen) and is_transcript(rejected)):
         raise RowError(
             "one of 'chosen'/'rejected' does not begin with \"\\n\\nHuman:\" (or User, System) as in the first row;"
