@@ -3,7 +3,8 @@
 A row becomes judgements: responses to one prompt with scores, of which only the order counts. From a judgement of more
 than two responses pairs are taken by a rule that reads no score: one pair, which the texts themselves draw (the two
 lowest SHA-256 of prompt and response), or all pairs, whose labels are all of one person and add up. A rule such as
-best against worst would tell by the texts that it releases which response was best.
+best against worst would tell by the texts that it releases which response was best. So would ties that are left out:
+where one of four was chosen, the pairs of the others are ties.
 """
 
 from __future__ import annotations
@@ -34,14 +35,21 @@ from private_rlhf.data.declared_columns import (
 from private_rlhf.data.formats import check_lossy
 from private_rlhf.data.sources import Row
 
+SEVERAL = (
+    "holds more than two responses, and which of their pairs are ties would tell what was chosen; say --ties coin"
+    " (data.ties: coin): a fair coin under the key in place of each tie, then the mechanism"
+)
+
 
 class Judgement(NamedTuple):
-    """prompt: None where the responses are whole conversations. scores: of each response, the higher the better."""
+    """prompt: None where the responses are whole conversations. scores: of each response, the higher the better.
+    one_of: they tell one response from all others."""
 
     prompt: Any
     responses: Sequence[Any]
     scores: Sequence[float]
     labeler: Any = None
+    one_of: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,13 +71,16 @@ class Shape:
 
 def pairs(judgement: Judgement, options: Options) -> Iterator[tuple[Any, Any, int]]:
     """(one response, another, +1 where the one is preferred, -1 where the other is, 0 for a tie) by `options.pairs`."""
-    prompt, responses, scores, _ = judgement
+    prompt, responses, scores, _, one_of = judgement
     if len(responses) < 2 or len(scores) != len(responses) or any(score != score for score in scores):
         raise RowError("does not hold two responses with a judgement of each; repair or remove the row")
     places: Sequence[int] = range(len(responses))
-    if options.pairs == "one" and len(responses) > 2:
+    if len(responses) > 2:  # whatever the scores are: neither a refusal nor the order of pairs may tell them
+        if options.ties == "drop" or (one_of and options.ties is None):
+            raise RowError(SEVERAL)
         texts = [json.dumps([prompt, each], sort_keys=True, default=repr).encode() for each in responses]
-        places = sorted(places, key=lambda place: sha256(texts[place]).digest())[:2]
+        places = sorted(places, key=lambda place: sha256(texts[place]).digest())
+        places = places[:2] if options.pairs == "one" else places
     for one, other in combinations(places, 2):
         preferred = sign(scores[one] - scores[other])
         if not preferred and options.ties is None:
@@ -185,7 +196,7 @@ def _summarize(row: Row) -> list[Judgement]:
     heads = [f"{name.upper()}: {info[name]}\n\n" for name in ("subreddit", "title") if info.get(name)]
     texts = [_fields(each, "summaries").get("text") for each in summaries]
     prompt = f"{''.join(heads)}POST: {post}\n\nTL;DR:"
-    return [Judgement(prompt, texts, _chosen(_get(row, "choice"), len(texts)), row.get("worker"))]
+    return [Judgement(prompt, texts, _chosen(_get(row, "choice"), len(texts)), row.get("worker"), one_of=True)]
 
 
 def _openai(row: Row) -> list[Judgement]:
@@ -222,7 +233,7 @@ def _responses(row: Row) -> list[Judgement]:
     if len(kinds) != 1:
         raise RowError("needs one of 'scores', 'ranks' and 'choice' beside 'responses'; add or remove columns")
     if kinds == ["choice"]:
-        return [Judgement(_get(row, "prompt"), responses, _chosen(row["choice"], len(responses)))]
+        return [Judgement(_get(row, "prompt"), responses, _chosen(row["choice"], len(responses)), one_of=True)]
     order = -1 if kinds == ["ranks"] else 1
     scores = [order * number(each) for each in _list(row[kinds[0]], kinds[0])]
     return [Judgement(_get(row, "prompt"), responses, scores)]
@@ -236,7 +247,7 @@ def _one_against_several(row: Row) -> list[Judgement]:
     if len(one) + len(other) > 2 and any(text in other for text in one):
         raise RowError("holds one text among the chosen and the rejected; repair or remove the row")
     scores = [1.0] * len(one) + [0.0] * len(other)
-    return [Judgement(_get(row, "prompt"), [*one, *other], scores)]
+    return [Judgement(_get(row, "prompt"), [*one, *other], scores, one_of=True)]
 
 
 def _task(fields: Mapping[str, Any], names: Sequence[str] = ()) -> tuple[Any, list[str]]:

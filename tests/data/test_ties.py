@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import read_release
@@ -59,3 +60,51 @@ def test_dropped_ties_are_counted(tmp_path: Path, keys: tuple[Path, Path]) -> No
     bundle = read_release(out)
     assert bundle.manifest.rows == 400
     assert bundle.manifest.dropped == {"identical": 0, "empty": 0, "duplicates": 0, "ties": 200}
+
+
+ANSWERS = ["one", "two", "three", "four"]
+
+
+def chosen_of_four(shape: str, place: int) -> list[dict[str, Any]]:
+    """Rows in which the same one of four answers was chosen."""
+    others = [each for each in ANSWERS if each != ANSWERS[place]]
+    rows: dict[str, dict[str, Any]] = {
+        "several": {"chosen": ANSWERS[place], "rejected": others},
+        "choice": {"responses": ANSWERS, "choice": place},
+        "scores": {"responses": ANSWERS, "scores": [int(each == ANSWERS[place]) for each in ANSWERS]},
+    }
+    return [{"prompt": f"Question {number}", **rows[shape]} for number in range(20)]
+
+
+@pytest.mark.parametrize("pairs", ["one", "all"])
+@pytest.mark.parametrize("shape", ["several", "choice", "scores"])
+def test_which_pairs_of_several_are_released_tells_nothing(
+    tmp_path: Path, keys: tuple[Path, Path], shape: str, pairs: Literal["one", "all"]
+) -> None:
+    """Pairs of two that were not chosen are ties: where they are left out, or a row with one is refused, the one of
+    four that is in all pairs, or in none, was chosen. So all are released, or every row is refused alike."""
+    said, released = set(), []
+    for place in (0, 3):
+        rows = chosen_of_four(shape, place)
+        for ties in ("drop", None)[: 1 + (shape != "scores")]:
+            with pytest.raises(UserError, match=r"line 1: holds more than two responses.*say --ties coin") as caught:
+                release(tmp_path / f"{ties}{place}", keys[0], rows, Options(ties=ties, pairs=pairs))
+            said.add(str(caught.value).partition("line")[2])
+        out = release(tmp_path / f"coin{place}", keys[place > 0], rows, Options(ties="coin", pairs=pairs), 0.1)
+        released.append([(row.record_id, {row.chosen, row.rejected}) for row in read_release(out).rows])
+    assert len(said) == 1
+    assert released[0] == released[1]
+    assert len(released[0]) == {"one": 20, "all": 120}[pairs]
+
+
+def test_a_refusal_does_not_depend_on_which_of_several_was_chosen(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    """Two responses of three are at fault, each in its own way."""
+    texts = [[{"role": "assistant", "content": "yes"}], [{"role": "robot", "content": "x"}], [{"role": "user"}]]
+    said = set()
+    for place in range(3):
+        others = [each for number, each in enumerate(texts) if number != place]
+        row = {"prompt": [{"role": "user", "content": "q"}], "chosen": [texts[place]], "rejected": others}
+        with pytest.raises(UserError) as caught:
+            release(tmp_path / str(place), keys[0], [row], Options(format="several", ties="coin", pairs="all"))
+        said.add(str(caught.value).partition("line")[2])
+    assert len(said) == 1

@@ -490,7 +490,7 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     ),
     "several rejected": (
         {"prompt": Q, "chosen": A, "rejected": [B, "No."]},
-        "holds a tie; say --ties coin",
+        "which of their pairs are ties would tell what was chosen; say --ties coin",
         {"pairs": "all"},
     ),
     "one text on both sides": (
