@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from private_rlhf.data.release import MESSAGE_KEYS
 from private_rlhf.data.sources import no_later_one
-from private_rlhf.privacy.records import Message, Text, to_json
+from private_rlhf.privacy.records import Message, Text, encode_text, to_json
 
 T = TypeVar("T")
 ROLES = {
@@ -238,8 +238,11 @@ def framed(texts: tuple[Text, ...], system: Any, tools: Any) -> tuple[Text, ...]
 
 
 def cut_prompt(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Length of the prompt that two conversations share: up to the last place where both go on with the assistant."""
-    shared = common(first, second)
+    """Length of the prompt that two conversations share: up to the last place where both go on with the assistant.
+
+    They share what is released in the same bytes: 1 and 1.0, or an object with its keys in another order, would show
+    whose version the prompt is."""
+    shared = common(*([each if len(each) == 2 else encode_text([each]) for each in side] for side in (first, second)))
     if shared == len(first) == len(second):
         return shared
     for place in range(min(shared, len(first) - 1, len(second) - 1), -1, -1):

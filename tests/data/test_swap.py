@@ -104,6 +104,31 @@ def test_only_private_labels_of_swapped_rows_change(
     assert 0 < changed <= len(swapped_rows)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"city": "Oslo", "days": 1}, {"days": 1, "city": "Oslo"}), ({"days": 1}, {"days": 1.0}), ({"x": 1}, {"x": True})],
+)
+def test_a_prompt_written_in_two_ways_is_of_neither_response(
+    tmp_path: Path, key_files: tuple[Path, Path], one: Row, other: Row
+) -> None:
+    """A tool call before both answers, equal in Python and not in its bytes: the prompt that is released would be the
+    preferred one's, whatever ε is."""
+
+    def talk(arguments: Row, answer: str) -> list[Row]:
+        call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": arguments}}]}
+        return [{"role": "user", "content": "Rain?"}, call, {"role": "assistant", "content": answer}]
+
+    sides = talk(one, "No."), talk(other, "Yes.")
+    released = []
+    for name, (chosen, rejected), key_file in zip(("one", "two"), (sides, sides[::-1]), key_files, strict=True):
+        (tmp_path / name).mkdir()
+        source = write_jsonl(tmp_path / name, [{"chosen": chosen, "rejected": rejected}])
+        privatize(source, key_file, tmp_path / name / "out", Options(message_keys=("tool_calls",)))
+        (row,) = read_release(tmp_path / name / "out").rows
+        released.append((row.record_id, repr(row.prompt), {repr(row.chosen), repr(row.rejected)}))
+    assert released[0] == released[1]
+
+
 def labelled(row: Row, a_is_chosen: bool, label: str) -> Row:
     """The pair as response_a, response_b and the label "A" or "B" that says which is preferred."""
     first, second = (row["chosen"], row["rejected"]) if a_is_chosen else (row["rejected"], row["chosen"])
