@@ -50,7 +50,8 @@ class RawSource:
         """Open the training and the evaluation split of the preferences; only one where a file serves for both."""
         source, settings = self.data.preferences, self.privatize
         path, named = settings.key_path, settings.private and settings.labeler_column is not None
-        fold = named and path.exists() and Ledger(load_key(path)).folds_names  # spellings of a name are one person
+        # spellings of a name are one person, also under a key that this run is about to make
+        fold = named and (not path.exists() or Ledger(load_key(path)).folds_names)
         columns = {name: getattr(settings, name) for name in NAMED_COLUMNS}
         levels = tuple(sorted(settings.epsilon_levels or ()))
         options = Options.of(self.data, **columns, epsilon_levels=levels, fold_names=fold)

@@ -153,6 +153,22 @@ def test_labellers_are_told_apart_and_stay_on_one_side(
         privatize.run(context(write(tmp_path / "raw.jsonl", rows[:3]), labeler_column="who"))
 
 
+def test_the_run_that_makes_the_key_names_labellers_as_the_next_one_does(
+    tmp_path: Path, context: Callable[..., StageContext]
+) -> None:
+    """Names in capitals, and two spellings of one: otherwise the second run would draw every label anew, at the sum of
+    both costs, while the ledger states one."""
+    rows = [row | {"who": ("Ann", "BOB", "bob ")[i % 3]} for i, row in enumerate(rows_of(0, 60))]
+    own = {"labeler_column": "who", "key_file": str(tmp_path / "new.key")}
+    given = context(write(tmp_path / "raw.jsonl", rows), **own)
+    report = privatize.run(given)
+    before = bundles(given)
+    assert report["ledger"]["labelers"]["count"] == 2
+    again = privatize.run(given)
+    assert bundles(given) == before
+    assert again["ledger"]["events"] == report["ledger"]["events"] == 60
+
+
 def test_a_cap_leaves_out_the_same_events_in_both_bundles(
     tmp_path: Path, key: Path, context: Callable[..., StageContext]
 ) -> None:
