@@ -303,7 +303,8 @@ class Command(_Drawn):
     """A program: questions on its stdin, answers on its stdout, as lines of this room's two files.
 
     It gives *true* labels: the answer is raw between the program and us (both on this machine), and the program sees
-    it. It is randomised here before anything is stored. A question that it leaves out is put again next time.
+    it. It is randomised here before anything is stored, in the order of the questions: the order of the answers is the
+    program's own, and may tell them. A question that it leaves out is put again next time.
     """
 
     randomised_by = "command"
@@ -330,7 +331,7 @@ class Command(_Drawn):
         for number, data in enumerate(filter(bytes.strip, done.stdout.split(b"\n")), 1):
             where = f"{name}, answer {number}"
             add_answer(answers, parse_row(data, where), asked, where)
-        yield from self.draw(answers)
+        yield from self.draw({each.id: answers[each.id] for each in waiting if each.id in answers})
 
 
 class Terminal(_Drawn):

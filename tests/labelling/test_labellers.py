@@ -207,6 +207,25 @@ def test_a_command_s_answers_are_randomised_before_they_are_stored(tmp_path: Pat
     assert again.answers() == answers
 
 
+SORTING = """
+import json, sys
+asked = [json.loads(line)["id"] for line in sys.stdin]
+for label in (1, -1):
+    for id in asked:
+        if (1 if int(id[1:]) % 3 else -1) == label:
+            print(json.dumps({"id": id, "label": label}))
+"""
+
+
+def test_the_order_of_a_command_s_answers_is_not_stored(tmp_path: Path) -> None:
+    """A program may answer what it prefers first: the file of draws would tell true labels by its order."""
+    many = [make_question(f"q{i}", "p", f"yes {i}", f"no {i}") for i in range(30)]
+    labeller = Command(tmp_path / "c", 1.0, [sys.executable, "-c", SORTING])
+    labeller.ask(many)
+    stored = [json.loads(line)["id"] for line in (tmp_path / "c" / "answers.jsonl").read_text().splitlines()]
+    assert stored == list(labeller.answers()) == [each.id for each in many]
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [("raise SystemExit(3)", "code 3"), ("print('{}')", "answer 1: must be an"), ("print('x')", "not valid JSON")],
