@@ -47,6 +47,7 @@ from private_rlhf.labelling.store import (
     NotALevel,
     NotAsked,
 )
+from private_rlhf.privacy.records import fold_name
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -259,7 +260,7 @@ class LabelServer:
 
         self._check_operator(request)
         name = bytes.fromhex(letters).decode(errors="replace")
-        if not is_name(name) or name in (each.name for each in self.store.persons()):
+        if not is_name(name) or fold_name(name) in (fold_name(each.name) for each in self.store.persons()):
             raise HTTPException(409, "a person must have a new name of one line: `label invite` renews a link")
         link = f"{self.url}#{self.store.add_person(name)}"
         return {"link": link, "code": segno.make(link, micro=False).svg_data_uri(scale=4, border=2)}

@@ -32,6 +32,7 @@ from private_rlhf.labelling.labellers import answers_within, mechanism_at
 from private_rlhf.labelling.questions import Question, unasked
 from private_rlhf.privacy.guarantee import RandomisedBy
 from private_rlhf.privacy.keys import make_private_folder
+from private_rlhf.privacy.records import fold_name
 
 FILE = "answers.db"
 AHEAD = 5
@@ -238,9 +239,13 @@ class AnswerStore:
 
     def add_person(self, name: str) -> str:
         """The token of a person's new link, of which only the SHA-256 is kept. The earlier link and its browser end;
-        what they held goes to others, since that browser may have drawn already. UserError if it is not a name."""
+        what they held goes to others, since that browser may have drawn already. UserError if it is not a name, or
+        spells somebody's name in another way: a second person would be asked the same pairs, and draws add up."""
         if not is_name(name):
             raise UserError(f"{one_line(name)!r} must be a name: give one line of printable characters")
+        names = [each.name for each in self.persons()]
+        if name not in names and (same := [each for each in names if fold_name(each) == fold_name(name)]):
+            raise UserError(f"{name!r} must be another name than {same[0]!r}, got a spelling of it: give it")
         token = secrets.token_bytes(TOKEN_BYTES).hex()
         with self._transaction() as base:
             base.execute("INSERT INTO people (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))

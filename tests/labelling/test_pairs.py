@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import pytest
+from private_rlhf.core.errors import UserError
 from private_rlhf.data.release import read_release
 from private_rlhf.data.totals import check_totals
 from private_rlhf.labelling.questions import Question, make_question
@@ -52,6 +54,18 @@ def test_not_after_a_new_link_either(tmp_path: Path) -> None:
     store.add_person("anna")
     assert store.open_questions("anna") == []
     assert answer_all(store, "ben") == held
+
+
+@pytest.mark.parametrize("name", ["Anna", "anna ", "\u200banna", "\uff41nna"])
+def test_not_under_another_spelling_of_the_name_either(tmp_path: Path, name: str) -> None:
+    """Whoever renews a link and types the name otherwise would make a second person of one."""
+    store = a_store(tmp_path / "s")
+    answer_all(store, "anna")
+    with pytest.raises(UserError, match=r"must be another name than 'anna'|must be a name"):
+        store.add_person(name)
+    assert [each.name for each in store.persons()] == ["anna", "ben"]
+    store._rows("INSERT INTO people (name) VALUES (?)", "Anna")  # as earlier versions let her be
+    store.add_person("anna")
 
 
 def test_a_store_of_before_opens_and_keeps_the_rule(tmp_path: Path) -> None:
