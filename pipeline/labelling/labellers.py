@@ -40,7 +40,7 @@ from private_rlhf.labelling.questions import (
     write_questions,
 )
 from private_rlhf.privacy.guarantee import RandomisedBy
-from private_rlhf.privacy.keys import make_private_folder
+from private_rlhf.privacy.keys import Lock, make_private_folder
 from private_rlhf.privacy.labelers import total_epsilon
 from private_rlhf.privacy.local import DrawStore
 from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
@@ -103,21 +103,33 @@ class _Kept(_Folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(folder)
         super().__init__(folder, epsilon)
-        path = folder / "answers.jsonl"
-        self._answers = read_answers(path, self._asked, whole=True)
-        write_answers(path, self._answers)  # without half a line that a kill left
+        self._answers = read_answers(folder / "answers.jsonl", self._asked, whole=True)
 
     def ask(self, questions: Sequence[Question]) -> None:
-        """`Labeller.ask`."""
+        """`Labeller.ask`. UserError while another run asks in the folder: it would draw for the same pairs."""
+        lock = Lock(self.folder)
+        if not lock.acquire(0.0):
+            raise UserError(f"{self.folder}: is in use by another run that asks there; wait for it")
+        try:
+            self._ask(questions)
+        finally:
+            lock.release()
+
+    def _ask(self, questions: Sequence[Question]) -> None:
+        path = self.folder / "questions.jsonl"
+        self._asked |= {each.id: each for each in (read_questions(path) if path.exists() else ())}
         if new := unasked(questions, self._asked):
             questions_so_far = self._asked | {each.id: each for each in new}
             self.check(questions_so_far)
-            write_questions(self.folder / "questions.jsonl", questions_so_far.values(), 0o600)
+            write_questions(path, questions_so_far.values(), 0o600)
             self._asked = questions_so_far
+        path = self.folder / "answers.jsonl"
+        self._answers = read_answers(path, self._asked, whole=True)  # also of another run, since this one began
+        write_answers(path, self._answers)  # without half a line that a kill left
         known = self.answers()
         waiting = {each.record: each for each in self._asked.values() if each.id not in known}
         if waiting:
-            with (self.folder / "answers.jsonl").open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 for id, label in self.answer(list(waiting.values())):
                     file.write(line({"id": id, "label": label}))
                     file.flush()

@@ -20,6 +20,7 @@ from private_rlhf.labelling.questions import (
     write_answers,
     write_questions,
 )
+from private_rlhf.privacy.keys import Lock
 from private_rlhf.privacy.local import DrawStore
 from scipy.stats import binom
 
@@ -205,6 +206,22 @@ def test_a_command_s_answers_are_randomised_before_they_are_stored(tmp_path: Pat
     again = Command(tmp_path / "c", 1.0, [sys.executable, "-c", PROGRAM])
     again.ask(many)
     assert again.answers() == answers
+
+
+def test_two_runs_in_one_folder_draw_once_for_a_pair(tmp_path: Path) -> None:
+    """They began side by side and name the pair each in its own way: two draws would be one at 2 epsilon."""
+    program = [sys.executable, "-c", PROGRAM]
+    one, other = (Command(tmp_path / "c", 1e-9, program) for _ in range(2))
+    pairs = [("p", f"yes {i}", f"no {i}") for i in range(3, 63)]
+    one.ask([make_question(f"one {i}", *pair) for i, pair in enumerate(pairs)])
+    other.ask([make_question(f"other {i}", *pair) for i, pair in enumerate(pairs)])
+    first, second = one.answers(), other.answers()
+    assert [second[f"other {i}"] for i in range(60)] == [first[f"one {i}"] for i in range(60)]
+    lock = Lock(tmp_path / "c")
+    assert lock.acquire(0.0)
+    with pytest.raises(UserError, match="is in use by another run that asks there; wait for it"):
+        one.ask(QUESTIONS[:1])
+    lock.release()
 
 
 SORTING = """
