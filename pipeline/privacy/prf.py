@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import NoReturn
 
 KEY_BYTES = 32
 BLOCK_BYTES = 48  # three 128-bit words
@@ -29,6 +30,9 @@ class Prf:
         if len(key) != KEY_BYTES:
             raise ValueError(f"the key has {8 * len(key)} bits; it must have {8 * KEY_BYTES}")
         self._key = bytes(key)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Prf is not pickled, as it holds the key: load the key from its file where it is needed")
 
     def digest(self, chunks: Iterable[bytes]) -> bytes:
         """32 bytes for the concatenated chunks; framing them is the caller's business."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.keys import HEADER, PrivacyKey, insecure_seed_key, keygen, load_key
-from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.mechanism import Coins, RandomizedResponse
 from private_rlhf.privacy.prf import frame
 
 
@@ -96,8 +96,9 @@ def test_neither_repr_nor_pickle_shows_the_secret(tmp_path: Path) -> None:
     path = keygen(tmp_path / "label.key")
     key = load_key(path)
     assert secret_of(path) not in repr(key) + str(key) + repr(key.prf)
-    with pytest.raises(TypeError, match="not pickled"):
-        pickle.dumps(key)
+    for holder in (key, key.prf, Coins(key.prf, b"event")):
+        with pytest.raises(TypeError, match="not pickled"):
+            pickle.dumps(holder)
 
 
 def test_insecure_seed_is_marked_and_repeatable() -> None:
