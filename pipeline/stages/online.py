@@ -118,8 +118,9 @@ def run(context: StageContext) -> dict[str, Any]:
         say(f"online: round {number + 1} of {settings.rounds}, {round_line(history[-1])}")
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
-    publish_answers(context.folder / "evaluation", checked.rows, checked.noise, labeller)
-    publish_answers(context.folder / "release", answered, learner.noise, labeller)
+    persons = person_facts(labeller, len(answered) + len(checked.rows))
+    publish_answers(context.folder / "evaluation", checked.rows, checked.noise, labeller, persons)
+    publish_answers(context.folder / "release", answered, learner.noise, labeller, persons)
     manifest = read_release(context.run.released / "release").manifest
     return {
         "events": len(answered),
@@ -132,7 +133,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "mark": manifest.guarantee["mark"],
         "labeller": settings.labeller,
         "randomised_by": labeller.randomised_by,
-        "ledger": person_facts(labeller, len(answered) + len(checked.rows)),
+        "ledger": persons,
         "history": history,
         **({} if sampler.engine is None else {"engine": sampler.engine.summary()}),
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
@@ -180,13 +181,17 @@ def keep_candidates(context: StageContext, drawn: Candidates, renderer: Renderer
 
 
 def publish_answers(
-    target: Path, rows: Iterable[tuple[Text, Text, Text, int]], noise: LabelNoise | LevelledNoise, labeller: Labeller
-) -> None:
-    """Write rows (prompt, response, other, z) with this noise as a bundle, in the place of an older one."""
+    target: Path, rows: Iterable[tuple[Text, Text, Text, int]], noise: LabelNoise | LevelledNoise, labeller: Labeller,
+    persons: dict[str, Any] | None,
+) -> None:  # fmt: skip
+    """Write rows (prompt, response, other, z) with this noise as a bundle, in the place of an older one. persons: from
+    `person_facts`; where somebody outside of the labeller's folder answered too, no total of a person is known."""
     levels = [noise.levels[level].epsilon for level in noise.level] if isinstance(noise, LevelledNoise) else None
-    most, partial = total_epsilon(busiest(labeller)) or None, target.with_name(f".{target.name}.new.tmp")
+    known = (persons or {}).get("labelers", {})
+    total = None if known.get("unattributed_events") else known.get("max_epsilon")
+    partial = target.with_name(f".{target.name}.new.tmp")
     shutil.rmtree(partial, ignore_errors=True)
-    write_answers(partial, rows, labeller.mechanism, "online rounds", labeller.randomised_by, most, levels)
+    write_answers(partial, rows, labeller.mechanism, "online rounds", labeller.randomised_by, total, levels)
     shutil.rmtree(target, ignore_errors=True)
     publish(partial, target)
 

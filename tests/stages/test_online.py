@@ -13,9 +13,11 @@ from private_rlhf import runner
 from private_rlhf.audit.twins import verify
 from private_rlhf.cli import main
 from private_rlhf.core.errors import RunWaits, UserError
+from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
 from private_rlhf.labelling import labellers
+from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.online import rounds as rounds_of_stage
@@ -108,6 +110,19 @@ def test_killed_after_a_round_asks_nothing_twice_and_ends_the_same(
     assert rounds(run) == expected
     assert (run / "online" / "rounds" / "000.json").stat().st_ino == kept
     assert read_json(run / "online" / "history.json") == read_json(online_run / "online" / "history.json")
+
+
+@pytest.mark.parametrize(("earlier", "total"), [(0, 3.0), (2, None)])
+def test_a_person_s_total_is_not_known_where_others_answered_elsewhere(
+    tmp_path: Path, earlier: int, total: float | None
+) -> None:
+    """A run that goes on from another one with a folder of its own: who answered there is not in it."""
+    crowd = labellers.Crowd(tmp_path / "crowd", 1.0, lambda question: 0.0, persons=2, most=9)
+    asked = [make_question(f"q{i}", "p", f"yes {i}", f"no {i}") for i in range(6 + earlier)]
+    crowd.ask(asked[:6])
+    rows = [(each.prompt, each.response_a, each.response_b, 1) for each in asked]
+    stage.publish_answers(tmp_path / "out", rows, LabelNoise.of(1.0), crowd, stage.person_facts(crowd, len(rows)))
+    assert read_release(tmp_path / "out").manifest.totals == {"record": 1.0, "person": total}
 
 
 def test_two_processes_ask_what_one_asks(workspace: Workspace, online_run: Path, tmp_path: Path) -> None:
