@@ -279,26 +279,24 @@ def two_spellings(columns: Collection[str], wanted: Sequence[str]) -> str | None
 
 
 def _csv_rows(path: Path, header: tuple[str, ...], mark: str, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    """UserError for a row that is not one of the header's fields: in one sentence, as a quote that is not closed makes
+    the one fault in the first of two responses and the other in the second."""
     _present(path, header, wanted)
     number = 0
     try:
         with open_lines(path) as file:
             reader = csv.reader(_lines(path, file), strict=True, delimiter=mark)
             next(reader, None)
-            for values in reader:
-                if not values:
-                    continue
-                number += 1
+            for values in filter(None, reader):
                 if len(values) != len(header):
-                    raise UserError(
-                        f"{path}, row {number}: has {len(values)} fields where the header has {len(header)};"
-                        " quote fields that hold commas or line breaks"
-                    )
+                    raise csv.Error
+                number += 1
                 yield number, dict(zip(header, values, strict=True))
     except csv.Error:
         raise UserError(
-            f"{path}, row {number + 1}: is not valid CSV, or has a field of over {csv.field_size_limit()} characters;"
-            " quote fields with double quotes, or use JSONL"
+            f"{path}, row {number + 1}: is not valid CSV, has another number of fields than the header ({len(header)}),"
+            f" or has a field of over {csv.field_size_limit()} characters; quote fields with double quotes, or use"
+            " JSONL"
         ) from None
 
 

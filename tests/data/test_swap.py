@@ -129,6 +129,17 @@ def test_a_prompt_written_in_two_ways_is_of_neither_response(
     assert released[0] == released[1]
 
 
+def test_a_quote_that_is_not_closed_is_refused_alike_on_either_side(tmp_path: Path) -> None:
+    """One order is no CSV, the other has too few fields: two sentences would tell which response holds it."""
+    path, said = tmp_path / "train.csv", set()
+    for sides in ('a","open\n', '"open\n,a"'):
+        path.write_text(f"prompt,chosen,rejected\nQuestion?,{sides}\n")
+        with pytest.raises(UserError) as caught:
+            list(read_preferences(path))
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
 def labelled(row: Row, a_is_chosen: bool, label: str) -> Row:
     """The pair as response_a, response_b and the label "A" or "B" that says which is preferred."""
     first, second = (row["chosen"], row["rejected"]) if a_is_chosen else (row["rejected"], row["chosen"])
