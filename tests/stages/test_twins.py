@@ -18,6 +18,9 @@ from private_rlhf.cli import main
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import curate, engine
 from private_rlhf.data.curate import Bundle
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Ledger
+from private_rlhf.privacy.ledger_file import LedgerFile
 from private_rlhf.privacy.mechanism import PublicLabels
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
@@ -62,6 +65,23 @@ def test_a_release_is_the_same_under_other_labels(
     found = verdict_of(recipe, tmp_path / "twins", "privatize")
     assert found.comparison.leaks == ()
     assert found.turned > 150
+
+
+def test_a_key_that_tells_spellings_apart_accuses_no_sound_run(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ledger is of an earlier version; that of the twins is new, and takes the spellings of a name for one."""
+    pairs = write_pairs(tmp_path / "mine.jsonl", 300, who=lambda number: f"Person {number % 7}")
+    keygen(key := tmp_path / "old.key")
+    options = ["--data", str(pairs), "--key", str(key), "--epsilon", "1", "--labeler-column", "who"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "folds_names", False)
+        assert main(["privatize", *options, "--output", str(tmp_path / "release")]) == 0
+        file = LedgerFile(load_key(key))
+        file.write(replace(file.read(), folded=False))
+    assert not Ledger(load_key(key)).folds_names
+    recipe = own_recipe(pairs, workspace, "privatize.labeler_column=who", f"privatize.key_file={key}")
+    assert verdict_of(recipe, tmp_path / "twins", "privatize").comparison.leaks == ()
 
 
 def test_twins_report_to_no_tracker(workspace: Workspace, tmp_path: Path) -> None:
