@@ -65,7 +65,7 @@ from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, encode_text, f
 MODELS = ("model", "generator", "system", "policy", "engine")
 ANSWERS = ("response", "answer", "output", "completion", "generation", "summary")
 ENDS = (("a", "b"), ("1", "2"), ("0", "1"))
-"""How the names of two columns begin and end that hold a row's models, or its responses."""
+"""Beginnings and ends of the names of two columns that hold a row's models, or its responses."""
 LONGEST_NAME = 40  # characters of a model's
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
 DOOR = (

@@ -100,7 +100,7 @@ def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T
 
 def sizes_of(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes that efforts.yaml gives to the recipe `tree` on this device; none without an effort that it knows."""
-    if "effort" not in tree:
+    if tree.get("effort") is None:  # as in saved recipes; the device is not looked for, which takes seconds
         return {}
     efforts = documents.read_mapping(Path(__file__).with_name("efforts.yaml"))
     sizes = efforts["cpu" if device_type() == "cpu" else "gpu"].get(str(tree["effort"]), {})

@@ -189,6 +189,9 @@ def test_minutes_on_a_gpu_hold_as_much_as_hours_on_a_cpu(tmp_path: Path, monkeyp
         "{name: r, effort: minutes, evaluation_labels: private, model: {source: tiny}, privatize: {epsilon: 1}}"
     )
     here = load_recipe(Recipe, path, ["effort=hours"])
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "device_type", lambda: pytest.fail("a recipe without an effort looks for the device"))
+        assert load_recipe(Recipe, path, ["effort=null"]).effort is None
     monkeypatch.setattr(load, "device_type", lambda: "cuda")
     assert load_recipe(Recipe, path) == replace(here, effort="minutes")
     assert load_recipe(Recipe, path, ["effort=hours"]).reward.max_pairs == 200_000

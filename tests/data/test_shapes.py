@@ -183,7 +183,7 @@ def test_a_prompt_beside_whole_texts_in_a_later_row(tmp_path: Path) -> None:
 
 
 def test_short_prompts_that_are_repeated_are_cut(tmp_path: Path) -> None:
-    """Where ten different ones show it: answers to one or two greetings may begin with them."""
+    """Ten different prompts show it: answers to one or two greetings may begin with them."""
     rows: list[Row] = [{"prompt": f"{i}+1=", "chosen": f"{i}+1={i + 1}", "rejected": f"{i}+1=0"} for i in range(10)]
     assert read(tmp_path, rows, {})[3] == ("3+1=", "4", "0")
     assert read(tmp_path, rows[:9], {})[3] == ("3+1=", "3+1=4", "3+1=0")
