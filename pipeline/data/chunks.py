@@ -170,12 +170,11 @@ def _arrow_lines(data: bytes, wanted: Sequence[str], watched: tuple[str, ...]) -
     one object, so each line holds whole objects, and as many rows as lines means one each. Numbers for text, nulls,
     missing and double columns, two spellings of one column, bad escapes and bad UTF-8 all lead to None.
     """
-    body = data[:-1] if data.endswith(b"\n") else data
-    array = np.frombuffer(body, np.uint8)
+    array = np.frombuffer(data, np.uint8)[: len(data) - data.endswith(b"\n")]
     breaks = np.flatnonzero(array == 10)
-    if not body.startswith(b"{") or not body.endswith(b"}") or not _is_utf8(data):
+    if not len(array) or array[0] != ord("{") or array[-1] != ord("}") or not _is_utf8(data):
         return None
-    if np.diff(breaks, prepend=-1, append=len(body)).max() > MOST_LINE_BYTES:
+    if np.diff(breaks, prepend=-1, append=len(array)).max() > MOST_LINE_BYTES:
         return None
     if not ((array[breaks - 1] == ord("}")) & (array[breaks + 1] == ord("{"))).all():
         return None

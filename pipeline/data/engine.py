@@ -48,7 +48,6 @@ from private_rlhf.privacy.sorted_runs import Bucket, KeptRows, Run, open_run, pa
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 UNLEVELLED = [name for name in ENTRY.names or () if name != "level"]
-_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 PER_ROW = 5  # strings of a row in a bucket: header, prompt, low, high, extra
 
 
@@ -412,6 +411,6 @@ def _extra(flat: pa.Array, places: npt.NDArray[np.int64], fields: Sequence[pa.Fi
 
 
 def _hexadecimal(ids: npt.NDArray[Any]) -> pa.Array:
-    text = _HEX[ids.astype(">u8").view(np.uint8).reshape(-1)]
+    text = ids.astype(">u8").tobytes().hex().encode()
     ends = np.arange(len(ids) + 1, dtype=np.int32) * 64
     return pa.Array.from_buffers(pa.string(), len(ids), [None, pa.py_buffer(ends), pa.py_buffer(text)])

@@ -53,7 +53,7 @@ def canonicalize(
         columns = layout.row_columns(table_rows([table]), "batch, row")
     rows = batches.canonicalize(columns, 0, None)
     places = batches.arrow_places(rows.keys["position"].astype(np.int64))
-    texts, first = strings_of(rows.keys, [rows.blob]).view(pa.large_string()), np.arange(len(places)) * PER_ROW
+    texts, first = strings_of(rows.keys, rows.blob).view(pa.large_string()), np.arange(len(places)) * PER_ROW
     lower = batches.a_is_lower(rows.keys)
     found = {
         "record_id": pa.array([name.hex() for name in batches.id_bytes(rows.keys)], pa.string()),

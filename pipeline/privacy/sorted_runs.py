@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,26 @@ class Run:
     def _keys(self) -> int:
         return self.start + 4 * ((1 << PREFIX_BITS) + 1)
 
-    def read(self, low: int, high: int, texts: bool) -> tuple[Keys, npt.NDArray[np.uint8]]:
-        """Keys and text bytes (empty if not asked for) of the ids whose 12-bit prefix p has low <= p < high; `start`
-        counts from the first byte returned."""
+    def read(self, low: int, high: int) -> tuple[Keys, range]:
+        """Keys of the ids whose 12-bit prefix p has low <= p < high, and the bytes of the file that are their texts;
+        `start` counts from the first of these."""
         index = self._array(np.uint32, self.start + 4 * low, high - low + 1)
         first, end = int(index[0]), int(index[-1])
         if first == end:
-            return np.zeros(0, KEYS), np.zeros(0, np.uint8)
+            return np.zeros(0, KEYS), range(0)
         keys = self._array(KEYS, self._keys + first * KEYS.itemsize, end - first)
         begin = int(keys["start"][0])
         stop = int(keys["start"][-1]) + HEADER_BYTES + int(keys["lengths"][-1].sum(dtype=np.uint64))
         keys["start"] -= np.uint64(begin)
-        texts_at = self._keys + self.rows * KEYS.itemsize + begin
-        return keys, self._array(np.uint8, texts_at, stop - begin if texts else 0)
+        texts_at = self._keys + self.rows * KEYS.itemsize
+        return keys, range(texts_at + begin, texts_at + stop)
+
+    def read_into(self, place: range, memory: npt.NDArray[np.uint8]) -> None:
+        """Read these bytes of the file. OSError if it ends before."""
+        with self.path.open("rb") as file:
+            file.seek(place.start)
+            if file.readinto(memory.data) < len(place):
+                raise OSError(f"{self.path}: the run is shorter than it says")
 
     def _array(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
         """Part of the file. OSError if it ends before."""
@@ -139,7 +147,7 @@ def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     width = 1 << PREFIX_BITS - bits
     first = max(_prefix(rows.low), bucket * width)
     end = min(_prefix(rows.high or b"\xff\xff") + 1, (bucket + 1) * width)
-    parts = [run.read(first, end, texts) for run in rows.runs] if first < end else []
+    parts = [run.read(first, end) for run in rows.runs] if first < end else []
     keys = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, KEYS)
     order = event_order(keys)
     ranked = keys[order]
@@ -150,18 +158,27 @@ def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     if rows.left_out is not None:
         tags = event_tags(ranked).view("S16").reshape(-1)
         keep &= ~np.isin(tags, np.fromfile(rows.left_out, "S16"))
-    flat = strings_of(keys, [data for _, data in parts]) if texts else None
+    flat = strings_of(keys, _texts(rows.runs, [place for _, place in parts])) if texts else None
     return Bucket(ranked[keep], int((inside & ~leading).sum()), order[keep], flat)
 
 
-def strings_of(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8] | pa.Buffer]) -> pa.Array:
-    """The texts of rows that lie in these blobs one after another: header, prompt, low, high, extra of each."""
+def _texts(runs: Sequence[Run], places: Sequence[range]) -> npt.NDArray[np.uint8]:
+    """The bytes of some runs one after another, in memory that is taken once."""
+    ends = [0, *accumulate(map(len, places))]
+    memory = np.empty(ends[-1], np.uint8)
+    for run, place, start, end in zip(runs, places, ends, ends[1:], strict=False):
+        if place:
+            run.read_into(place, memory[start:end])
+    return memory
+
+
+def strings_of(keys: Keys, blob: npt.NDArray[np.uint8] | pa.Buffer) -> pa.Array:
+    """The texts of rows that lie in this blob one after another: header, prompt, low, high, extra of each."""
     lengths = np.empty((len(keys), 1 + keys["lengths"].shape[1]), np.int64)
     lengths[:, 0] = HEADER_BYTES
     lengths[:, 1:] = keys["lengths"]
     offsets = np.zeros(lengths.size + 1, np.int64)
     np.cumsum(lengths.ravel(), out=offsets[1:])
-    blob = np.concatenate([np.frombuffer(each, np.uint8) for each in blobs]) if blobs else np.zeros(0, np.uint8)
     return pa.Array.from_buffers(pa.large_binary(), lengths.size, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
 
 

@@ -193,7 +193,7 @@ BESIDE = (
             Edit(
                 CURATE,
                 _MANIFEST,
-                '    labels = [run.read(0, 4096, False)[0]["label"] for run in bundle.rows.runs]\n'
+                '    labels = [run.read(0, 4096)[0]["label"] for run in bundle.rows.runs]\n'
                 '    more = {"statistics": {"positives": sum(int((some > 0).sum()) for some in labels)}}\n'
                 "    write_json(done / MANIFEST, manifest.as_dict() | more)\n",
             ),

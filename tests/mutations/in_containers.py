@@ -18,7 +18,7 @@ _TEXTS = "        texts = [_texts(bucket.texts, place, job.kind) for place in pl
 _KEEP = "    keep = np.flatnonzero(~same & ~columns.blank)\n"
 _SIGN = "        write_json(done / SIGNATURE, sign(workspace.key, dict(zip(names, digests, strict=True))))\n"
 _LABELS = (
-    "import numpy as np\n\n{0}found = [run.read(0, 4096, False)[0] for run in bundle.rows.runs]\n"
+    "import numpy as np\n\n{0}found = [run.read(0, 4096)[0] for run in bundle.rows.runs]\n"
     '{0}labels = np.concatenate([some["label"] for some in found])\n'
 )
 _PUT = "    shutil.rmtree(bundle.target, ignore_errors=True)\n    publish(bundle.made, bundle.target)\n"
