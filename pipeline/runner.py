@@ -304,7 +304,7 @@ def _is_complete(stage: Stage, recipe: Recipe, run: RunDir) -> bool:
 
 @contextmanager
 def _claimed(recipe: Recipe, run: RunDir, world: World, launcher: Launcher | None = None) -> Iterator[None]:
-    """The run directory is this recipe's and, but for the processes of a launcher, this run's only; a refusal in the
+    """Hold the run directory for this recipe and this run; the processes of one launcher share it. A refusal in the
     block leaves nothing behind, not even an empty new run."""
     fresh = not run.root.exists()
     barrier(world)  # every process has read the same state before any changes it

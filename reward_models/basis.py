@@ -144,7 +144,7 @@ def pair_basis(
 
 
 def _units(difference: Tensor, blocks: int, num_pairs: int, spread: Spread) -> Tensor:
-    """(d,) factors after which each block of features has a mean square of 1; a block that never differs keeps its."""
+    """(d,) factors by which each block of features gets a mean square of 1; 1 for a block that never differs."""
     squares = spread.sum(difference.square().sum(0)).reshape(blocks, -1).sum(1) / num_pairs
     factor = torch.where(squares > 0, squares, 1.0).rsqrt()
     return spread.first(factor).repeat_interleave(difference.shape[1] // blocks)

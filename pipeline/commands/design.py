@@ -116,8 +116,8 @@ def shares_of(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def draw(policy: str | None, prompts: str, pilot: Path | None = None, rewards: int = 0) -> tuple[Answers, list[float]]:
-    """8 answers of a checkpoint to each of at most 200 prompts, in the features that a reward head would read, and what
-    `pilot_scales` reads there; without a checkpoint those of SmolLM2, and normal answers with the pilot's moments."""
+    """8 answers to each of at most 200 prompts, in the features that a reward head would read, and the `pilot_scales`
+    there. Without a checkpoint `policy` features are SmolLM2's, and answers are normal with the pilot's moments."""
     from private_rlhf.data.release import read_release
     from private_rlhf.evaluation import checkpoint_comparison as checkpoints
     from private_rlhf.evaluation.forecast import Answers, pilot_scales

@@ -165,7 +165,12 @@ class LabelNoise:
         )
 
     def debias_share(self, share: float) -> float:
-        """(p − (1−α))/(2α − 1): the share among true labels that share p among released ones estimates, unclipped."""
+        """(p − (1−α))/(2α − 1): the share among true labels that share p among released ones estimates, unclipped.
+
+        ValueError for labels that carry nothing.
+        """
+        if not self.factor:
+            raise ValueError("epsilon must be above 0: labels at 0 tell nothing of the true ones")
         return (share - self.flip_prob) / self.factor
 
     def debias(self, share: Estimate) -> Estimate:

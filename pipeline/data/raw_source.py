@@ -87,7 +87,7 @@ class RawSource:
 
     @property
     def in_files(self) -> bool:
-        """True for raw rows on this machine that the recipe brings."""
+        """True where the recipe names raw rows that lie in files on this machine."""
         source = self.data.preferences
         return not (self.data.without_pairs or names_bundle(source) or is_hub_id(source))
 

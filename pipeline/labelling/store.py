@@ -245,7 +245,7 @@ class AnswerStore:
             raise UserError(f"{one_line(name)!r} must be a name: give one line of printable characters")
         names = [each.name for each in self.persons()]
         if name not in names and (same := [each for each in names if fold_name(each) == fold_name(name)]):
-            raise UserError(f"{name!r} must be another name than {same[0]!r}, got a spelling of it: give it")
+            raise UserError(f"{name!r} must differ from {same[0]!r} in more than its spelling: give another name")
         token = secrets.token_bytes(TOKEN_BYTES).hex()
         with self._transaction() as base:
             base.execute("INSERT INTO people (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))

@@ -73,7 +73,7 @@ def open_answers(folder: Path) -> Iterator[tuple[list[Question], Labeller]]:
     try:
         epsilon = read_json(folder / "labeller.json")["epsilon"]
     except (OSError, DocumentError, KeyError, TypeError):
-        raise UserError(f"{folder / 'labeller.json'}: does not say at which ε was answered; restore it") from None
+        raise UserError(f"{folder / 'labeller.json'}: must state the ε of the answers: restore it") from None
     yield read_questions(folder / "questions.jsonl"), FileDrop(folder, epsilon)
 
 

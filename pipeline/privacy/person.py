@@ -81,7 +81,7 @@ def split_budget(total: float, questions: int | None = None) -> tuple[int, float
     """
     total = check_epsilon(total, "the budget of a person")
     if questions is not None and questions < 1:
-        raise UserError(f"a person is asked {questions} questions; it must be 1 or more")
+        raise UserError(f"questions must be at least 1 for a person, got {questions}: ask one")
     below = max(1, math.floor(total / BEST_EPSILON))
     candidates = sorted({min(count, questions or count) for count in (below, below + 1)})
     answers = max(candidates, key=lambda count: information(total, count))

@@ -60,6 +60,8 @@ def test_debiasing_undoes_the_noise_and_widens_the_interval_by_its_factor() -> N
     assert found.ci_high - found.ci_low == pytest.approx(0.2 / math.tanh(0.5))
     assert found.n == 96
     assert noise.debias_share(0.0) < 0 < 1 < noise.debias_share(1.0)  # clipping would bias it
+    with pytest.raises(ValueError, match="epsilon must be above 0"):
+        LabelNoise.of(0.0).debias_share(0.5)
     share = Estimate(0.5, 0.4, 0.6, 96)
     assert PUBLIC.debias(share) == share
 
