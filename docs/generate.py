@@ -161,6 +161,7 @@ def shapes_page() -> str:
     """Every shape of preference files that is tested: the form taken, or the line that refuses it."""
     from private_rlhf.core.errors import UserError
     from private_rlhf.data.layout import find_layout, read_preferences
+    from private_rlhf.data.source_summary import summary_of
     from private_rlhf.data.sources import open_source
 
     sys.path.insert(0, str(DOCS.parent / "tests"))
@@ -176,9 +177,11 @@ def shapes_page() -> str:
             start = f"| {name} | {columns}{'; ' * bool(stated)}{stated} |"
             try:
                 list(read_preferences(path, None, options(declared)))
+                summary_of(str(path), None, options(declared)).check(accept=False)
                 read.append(f"{start} {find_layout('', open_source(path), options(declared)).form} |")
             except UserError as error:
-                refused.append(f"{start} {str(error).removeprefix(f'{path}, line 1: ').replace('|', chr(92) + '|')} |")
+                line = str(error).removeprefix(str(path)).removeprefix(", line 1").removeprefix(": ")
+                refused.append(f"{start} {line.replace('|', chr(92) + '|')} |")
     head = ["", "| shape | columns; options | {} |", "|---|---|---|"]
     lines = [f"## Read ({len(read)})", *head, *read, "", f"## Refused ({len(refused)})", *head, *refused]
     return f"{SHAPES}\n" + "\n".join(lines).replace("{}", "read as", 1).replace("{}", "the line", 1) + "\n"

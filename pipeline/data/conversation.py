@@ -68,11 +68,10 @@ _HEAD = re.compile(r"\s*(System|Human|User):")
 _ANOTHER_TURN = re.compile(r"\n(?:Human|User|System):")
 _NEARLY = re.compile(
     r"\s*[#*<\[|]*\s*(?:human|user|prompter|system|assistant|人类|用户|ユーザー|사용자)[\]>*|]*\s*[:：]"
-    r"|\[Round \d+\]\s+问",
+    r"|\[Round \d+\]\s+问|\s*\[(?:human|user)\]",
     re.IGNORECASE,
 )
 _NEARLY_END = re.compile(r"(?:\bassistant|助手|アシスタント|어시스턴트)\W{0,3}[:：]\s*$", re.IGNORECASE)
-RUNS_ON = re.compile(r"\n\n(?:Human|User):")
 
 
 class RowError(Exception):
@@ -142,7 +141,7 @@ def is_written_list(value: Any) -> bool:
 def read_messages(value: Any, where: str) -> list[Message]:
     """The checked messages of a list, of one message, or of a text that writes a list. RowError names `where`."""
     while is_written_list(value):
-        value = _parsed(value, where)
+        value = parsed(value, where)
     if isinstance(value, dict):
         value = next((value[name] for name in ("messages", "conversations", "conversation") if name in value), [value])
     if not isinstance(value, list):
@@ -153,7 +152,8 @@ def read_messages(value: Any, where: str) -> list[Message]:
     return messages
 
 
-def _parsed(text: str, where: str) -> Any:
+def parsed(text: str, where: str) -> Any:
+    """The value that JSON or Python writes so. RowError names `where`."""
     for parse in (lambda text: json.loads(text, object_pairs_hook=no_later_one), ast.literal_eval):
         try:
             return parse(text)
@@ -181,7 +181,7 @@ def key_value(key: str, value: Any, where: str) -> Any:
     """The checked value of one of `MESSAGE_KEYS`, also one that was written as JSON."""
     listed = MESSAGE_KEYS[key] is list
     if listed and isinstance(value, str):
-        value = _parsed(value, where)
+        value = parsed(value, where)
     try:
         plain = _without_nulls(value)
         text = to_json(plain)

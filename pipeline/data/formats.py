@@ -26,7 +26,6 @@ from typing import Any
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import (
     ASSISTANT,
-    RUNS_ON,
     MarkedTexts,
     RowError,
     check_texts,
@@ -293,9 +292,6 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     marked = [[is_nearly_transcript(str(row.get(name))) for name in ("prompt", *PAIR)] for row in rows]
     if sum(prompt or (one and other) for prompt, one, other in marked) >= SHARE * len(rows):
         raise RowError(NEARLY)
-    if sum(any(RUNS_ON.search(str(row.get(name))) for name in PAIR) for row in rows) > (1 - SHARE) * len(rows):
-        turn = "a turn of the user ('Human:' or 'User:' after an empty line)"
-        raise RowError(f"goes on after the answer with {turn}; end answers before it, or write messages with roles")
     if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
         raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
     asking = [row for row in texts if isinstance(row.get("prompt"), str) and row["prompt"].strip()]

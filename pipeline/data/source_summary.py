@@ -19,6 +19,7 @@ from private_rlhf.data.curate import OpenedSource
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import FIRST_ROWS, MarkedSource
 from private_rlhf.data.layout import LABELER
+from private_rlhf.data.odd_texts import ASKED, PLACEHOLDER, RUNS_ON, WRAPPED, signs
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import NestedTooDeeply, open_source
 from private_rlhf.privacy.guarantee import dropped_text
@@ -29,6 +30,8 @@ SHORT = 5
 """Characters of a prompt that is hardly one."""
 ODD_SHARE, REPEATED_SHARE, LEAST = 0.1, 0.5, 100
 """Shares of the rows over which a source is odd, and the rows from which that is judged."""
+SIGNS = {WRAPPED: (0.9, 0.9), ASKED: (0.9, 0.9), RUNS_ON: (0.01, 0.1), PLACEHOLDER: (0.01, 0.1)}
+"""The same of signs in texts, which are judged of fewer rows too, by the second share."""
 RENDERED, SHOWN, MOST_SHOWN = 1000, 2, 2000
 """Pairs that are counted in tokens; pairs that are shown, and characters of each text."""
 
@@ -38,10 +41,10 @@ class SourceSummary:
     """Content of a source. UserError while it is made: the first bad row.
 
     name, files, form: as given, the number of files, what rows were taken for. read, unread: columns. rows: pairs that
-    were read; whole: all of the source. dropped: reason -> count, also of unjudged rows, which
-    hold none. short: prompts under SHORT characters. turns: messages of a dialogue -> pairs. characters, tokens: of
-    prompts and responses, sorted; tokens only with a renderer, of at most RENDERED pairs, with too_long, the number of
-    them over a limit. shown: the first pairs, as the model sees them.
+    were read; whole: all of the source. dropped: reason -> count, also of unjudged rows, which hold none. short:
+    prompts under SHORT characters. signs: of `odd_texts` -> pairs. turns: messages of a dialogue -> pairs. characters,
+    tokens: of prompts and responses, sorted; tokens only with a renderer, of at most RENDERED pairs, with too_long, the
+    number of them over a limit. shown: the first pairs, as the model sees them.
     """
 
     name: str
@@ -53,6 +56,7 @@ class SourceSummary:
     whole: bool
     dropped: dict[str, int]
     short: int
+    signs: dict[str, int]
     prompts: int
     turns: dict[int, int]
     characters: dict[str, np.ndarray]
@@ -62,16 +66,20 @@ class SourceSummary:
     options: Options
 
     def odd(self) -> list[str]:
-        """Oddities of the source, over the stated shares; empty for few rows."""
+        """Oddities of the source, over the stated shares."""
         named = self.options.labeler_column or self.options.event_column
         counts = {
-            f"a prompt of under {SHORT} characters": (self.short, ODD_SHARE),
-            "two identical responses": (self.dropped["identical"], ODD_SHARE),
-            "an empty prompt or response": (self.dropped["empty"], ODD_SHARE),
-            "a pair that an earlier row holds": (0 if named else self.dropped["duplicates"], REPEATED_SHARE),
+            f"a prompt of under {SHORT} characters": (self.short, ODD_SHARE, 1.0),
+            "two identical responses": (self.dropped["identical"], ODD_SHARE, 1.0),
+            "an empty prompt or response": (self.dropped["empty"], ODD_SHARE, 1.0),
+            "a pair that an earlier row holds": (0 if named else self.dropped["duplicates"], REPEATED_SHARE, 1.0),
+            **{sign: (count, *SIGNS[sign]) for sign, count in self.signs.items()},
         }
-        over = [(what, count) for what, (count, share) in counts.items() if count > share * self.rows]
-        return [f"{count} of {self.rows} rows have {what}" for what, count in over] if self.rows >= LEAST else []
+        shares = ((what, count, share if self.rows >= LEAST else few) for what, (count, share, few) in counts.items())
+        return [self._share(count, what) for what, count, most in shares if count > most * self.rows]
+
+    def _share(self, count: int, what: str) -> str:
+        return f"{count} of {self.rows} rows have {what}"
 
     def check(self, accept: bool) -> None:
         """UserError for an odd source, unless it is accepted."""
@@ -98,7 +106,9 @@ class SourceSummary:
         if self.tokens:
             of = len(self.tokens["prompts"])
             found.append(f"over a limit of tokens (model.too_long): {self.too_long} of {of} pairs")
-        return found + [f"odd: {each}" for each in self.odd()] + list(self.shown)
+        odd = self.odd()
+        rare = {self._share(count, sign) for sign, count in self.signs.items()} - {*odd}
+        return found + [f"odd: {each}" for each in odd] + [f"rare: {each}" for each in sorted(rare)] + list(self.shown)
 
 
 def summary_of(source: str, split: str | None, options: Options, most: int | None = None) -> SourceSummary:
@@ -116,6 +126,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
     prompts: set[int] = set()
     first: list[tuple[int, int, tuple[Text, Text, Text]]] = []  # of the smallest record ids, negative
     names: dict[str, None] = dict.fromkeys(chain.from_iterable(part.columns or () for part in parts))
+    shown_signs: Counter[str] = Counter()
     rows = short = 0
     named = (layout.options.labeler_column or LABELER, layout.options.event_column)
     for _, row, ((prompt, *responses), sign) in _first(opened, most, names, dropped):
@@ -124,6 +135,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
         sizes["responses"] += [len(_plain(each)) for each in responses]
         turns[_turns(prompt) + max(map(_turns, responses))] += 1
         short += sizes["prompts"][-1] < SHORT
+        shown_signs.update(signs(prompt, responses))
         prompts.add(hash(encode_text(prompt)))
         reason = _reason(prompt, responses, sign, layout.options)
         if reason is None:
@@ -149,6 +161,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
         most is None or rows + dropped["unjudged"] < most,
         dict(dropped),
         short,
+        dict(shown_signs),
         len(prompts),
         dict(turns),
         {name: np.sort(values) for name, values in sizes.items()},

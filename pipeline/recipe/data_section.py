@@ -77,8 +77,8 @@ class DataConfig:
     """Override: run although demonstrations or prompts repeat one response of protected pairs and not the other, or
     may do so (nothing is looked at any more). Marks the run NOT PRIVATE."""
     accept_odd: Annotated[bool, NO_EFFECT] = False
-    """Learn also from a source of which many of the first rows look odd: prompts of under five characters, two
-    identical responses, empty texts, repeated pairs (`private-rlhf inspect` says which)."""
+    """Learn also from a source of which many of the first rows look odd: short prompts, two identical responses, empty
+    or wrapped texts, repeated pairs, responses that run on (`private-rlhf inspect` says which)."""
     limit: int | None = Field(default=None, gt=0)
     """Keep at most this many preference pairs (label-independent choice)."""
     format: Annotated[str | None, IF_SET] = None

@@ -20,6 +20,7 @@ from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_demonstrations, read_prompts
 from private_rlhf.data.layout import find_layout, read_preferences
 from private_rlhf.data.overlap import protected_pairs
+from private_rlhf.data.source_summary import summary_of
 from private_rlhf.data.sources import open_source
 from private_rlhf.recipe import DataConfig
 from support.preference_files import assistant, user, write_csv, write_jsonl, write_parquet
@@ -27,7 +28,9 @@ from support.preference_shapes import AB, MT_BENCH, PAIR, READ, REFUSED, TALK, T
 
 
 def read(folder: Path, rows: list[Row], declared: Row) -> list[Any]:
-    return [pair[:3] for pair in read_preferences(write_jsonl(folder, rows), None, options(declared))]
+    path, given = write_jsonl(folder, rows), options(declared)
+    summary_of(str(path), None, given).check(accept=False)
+    return [pair[:3] for pair in read_preferences(path, None, given)]
 
 
 @pytest.mark.parametrize("name", READ)

@@ -184,6 +184,16 @@ def test_an_odd_source_stops_the_run_unless_it_is_meant(tmp_path: Path, what: st
     assert main([*words, "--accept-odd"]) == 0
 
 
+def test_a_sign_in_a_text_is_counted_over_the_rows(tmp_path: Path) -> None:
+    """Two in a hundred answers that run on stop a run, and one is told of."""
+    on = rows(1, rejected="No.\n\nUser: Why?\n\nAssistant: So.")
+    with pytest.raises(UserError, match="2 of 100 rows have a response that goes on with a turn of the user"):
+        summary(tmp_path, rows(98) + on * 2).check(accept=False)
+    found = summary(tmp_path, rows(99) + on)
+    found.check(accept=False)
+    assert [line[:27] for line in found.lines() if line.startswith("rare")] == ["rare: 1 of 100 rows have a "]
+
+
 def test_loss_tokens_are_marked_as_they_are_learnt(tmp_path: Path) -> None:
     """Two assistant turns in a response: what stands between them is not learnt."""
     from private_rlhf.data.source_summary import _marked
