@@ -37,7 +37,9 @@ LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "
 BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
 """Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
 data.message_keys names it."""
-_EMPTY_LISTS = ("[]", "{}")
+MISSING = ("nan", "NaN", "null", "NULL", "None", "NA", "N/A", "n/a", "#N/A", "<NA>", "\\N")
+"""Words for a missing value in CSV, as pandas reads them."""
+_EMPTY = ("[]", "{}", *MISSING)
 """Empty ones as tables write them."""
 MOST_COMPARED = 100
 """Columns among which the nearest to a missing one is looked for."""
@@ -198,8 +200,13 @@ def column_value(row: Mapping[str, Any], name: str, known: Sequence[str]) -> Any
 
 
 def is_filled(value: Any) -> bool:
-    """False for null, an empty text or list, and for NaN, which tables have in place of null."""
-    return bool(value) and value == value and value not in _EMPTY_LISTS
+    """False for null, an empty text or list, NaN, and words for them in tables."""
+    return bool(value) and value == value and value not in _EMPTY
+
+
+def without_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with empty texts for `MISSING` ones."""
+    return {name: "" if value in MISSING else value for name, value in row.items()}
 
 
 def sign(value: float) -> int:

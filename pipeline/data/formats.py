@@ -50,6 +50,7 @@ from private_rlhf.data.declared_columns import (
     column_value,
     is_filled,
     nearest,
+    without_words,
 )
 from private_rlhf.data.render import Demonstration
 from private_rlhf.data.sources import Part, Row, open_source
@@ -169,8 +170,8 @@ def _stream(
     rows = 0
     for part in parts:
         first, stream = peek(part.rows((*wanted, *PROMPTS, *BESIDE_PROMPT)))
-        for number, row in stream:
-            rows += 1
+        for number, given in stream:
+            rows, row = rows + 1, without_words(given) if part.is_csv else given
             try:
                 with naming(f"{part.name}, {part.unit} {number}"):
                     convert = convert or choose([each for _, each in first])
@@ -197,7 +198,7 @@ def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[
     if isinstance(texts[0], str) and len(row.keys() & {*PROMPTS}) > 1:
         prompt = words(texts[0])
         check_lossy([row], tuple(name for name in PROMPTS if words(str(row.get(name))) in prompt), PROMPTS)
-    system = next((row[name] for name in SYSTEMS if row.get(name)), None)
+    system = next((row[name] for name in SYSTEMS if is_filled(row.get(name))), None)
     tools = row.get("tools")
     return framed(texts, system, tools) if system or tools else texts
 

@@ -39,6 +39,7 @@ from private_rlhf.data.declared_columns import (
     is_filled,
     letter,
     meaning,
+    without_words,
 )
 from private_rlhf.data.formats import (
     SHARE,
@@ -96,7 +97,7 @@ class Layout:
 
     convert: of rows with `chosen`, `rejected` and mostly `prompt`. shape: the name of the shape that rows have before;
     None for that form, or a label column. prompt, system, tools: columns with these. watched: columns that belong to
-    the prompt, in any spelling, and must be empty in every row. unread: columns that are not read.
+    the prompt, in any spelling, and must be empty in every row. unread: columns that are not read. csv: of a CSV.
     """
 
     options: Options
@@ -107,6 +108,7 @@ class Layout:
     tools: str | None = None
     watched: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    csv: bool = False
 
     @property
     def kind(self) -> bytes:
@@ -254,9 +256,11 @@ class Layout:
             yield from ((number, *each) for each in found)
 
     def _converted(self, pair: Row) -> Converted:
+        pair = without_words(pair) if self.csv else pair
         texts: Any = self.convert(pair)
         if self.system or self.tools:
-            texts = framed(texts, *(pair.get(name) if name else None for name in (self.system, self.tools)))
+            columns = (pair.get(name or "") for name in (self.system, self.tools))
+            texts = framed(texts, *(column if is_filled(column) else None for column in columns))
         self._check(texts, self.options.special_tokens)
         return texts
 
@@ -342,7 +346,7 @@ def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
 def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], options: Options) -> Layout:
     shape = shape_of(names, options)
     names = tuple(dict.fromkeys((*names, *chain.from_iterable(each.columns or () for each in parts))))
-    layout = Layout(options, explicit_text, shape)
+    layout = Layout(options, explicit_text, shape, csv=part.is_csv)
     needed = SHAPES[shape].needs if shape is not None else layout.wanted[1:]
     for each in parts:
         if each.columns:

@@ -69,6 +69,12 @@ class Part:
     rows: Rows
     files: tuple[Path, ...] = ()
 
+    @property
+    def is_csv(self) -> bool:
+        """True for texts only, among which a missing value may be a word."""
+        names = (path.name.lower().removesuffix(".gz").removesuffix(".zst") for path in self.files)
+        return any(name.endswith((".csv", ".tsv")) for name in names)
+
 
 def open_source(source: str | Path, split: str | None = None, release: bool = False) -> list[Part]:
     """The parts of a source. UserError if there is no such file or split, or if a file cannot be opened.

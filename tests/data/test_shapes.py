@@ -90,6 +90,15 @@ def test_spreadsheets_write_other_marks(tmp_path: Path, mark: str, name: str) ->
         list(read_preferences(path))
 
 
+def test_words_for_missing_values_are_no_texts_of_a_csv(tmp_path: Path) -> None:
+    """In JSONL they are, but for a system message; a label of that name counts in both."""
+    row = {"system": "None", **AB, "response_b": "nan", "label": "None"}
+    declared = options({"label_column": "label", "labels": "None=a,x=b"})
+    for write, text in ((write_csv, ""), (write_jsonl, "nan")):
+        (pair,) = read_preferences(write(tmp_path, [row]), None, declared)
+        assert pair[:3] == (user(Q), assistant(B), assistant(text))
+
+
 def test_columns_of_arrow_of_other_types(tmp_path: Path) -> None:
     columns = {
         "prompt": pa.array([Q] * 3, pa.large_string()),
