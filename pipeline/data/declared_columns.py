@@ -34,6 +34,19 @@ LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "
          "conversation_history", "dialogue_history", "context", "passage", "document", "documents", "image_path",
          "image_url", "image_base64", "img", "initial_reason_steps", "answer_prefix", "sys_prompt",
          "system_instruction")  # fmt: skip
+FLAGS = ("swapped", "is_swapped", "swap", "order_swapped", "position_swapped", "flipped", "is_flipped", "flip",
+         "label_flipped", "reversed", "is_reversed")  # fmt: skip
+"""Columns that may say that a label is of the responses in the other order."""
+VERDICT, VERDICTS = "answer", ("accept", "reject", "ignore")
+"""A column of Prodigy's, and its values, of which only the first lets a row count."""
+LOST = {
+    "tools": "belongs to the prompt and is not read; name it in data.message_keys, if the chat template renders it, or"
+    " remove it",
+    VERDICT: "says that its annotator rejected or skipped the row; remove such rows, and then the column",
+    **dict.fromkeys(FLAGS, "may turn the label and is not read; write each label for the order in which the responses"
+                    " stand, then remove the column"),
+}  # fmt: skip
+"""Columns that are refused unless they are empty, with the reason, where it is not the usual one."""
 BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
 """Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
 data.message_keys names it."""
@@ -150,6 +163,11 @@ class Options:
         """The label's column, or those of both responses."""
         named = (self.label_column or "",)
         return tuple(self.label_column.split(",")) if self.label_column and self.labels in _BOTH else named
+
+    @property
+    def is_signed(self) -> bool:
+        """True for labels whose sign counts."""
+        return self.labels in _SIGNED
 
     @property
     def beside(self) -> tuple[str, ...]:

@@ -43,9 +43,12 @@ from private_rlhf.data.conversation import (
 )
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
+    LOST,
     PAIR,
     PROMPTS,
     SYSTEMS,
+    VERDICT,
+    VERDICTS,
     Options,
     column_value,
     is_filled,
@@ -214,11 +217,12 @@ _columns_like = lru_cache(maxsize=64)(columns_like)  # most rows have the column
 
 
 def check_lossy(rows: Sequence[Mapping[str, Any]], read: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """RowError for one of the columns, which belong to the prompt, that is not empty and is not read."""
-    if lossy := [name for row in rows for name in _columns_like(tuple(row), names, read) if is_filled(row[name])]:
-        rendered = "name it in data.message_keys, if the chat template renders it"
-        remedy = f"{rendered if min(lossy) == 'tools' else 'put it into the prompt'}, or remove it"
-        raise RowError(f"has the column {min(lossy)!r}, which belongs to the prompt and is not read; {remedy}")
+    """RowError for one of the columns, which belong to the prompt or to the label, that is not empty and not read."""
+    filled = (name for row in rows for name in _columns_like(tuple(row), names, read) if is_filled(row[name])
+              and (name != VERDICT or row[name] != VERDICTS[0]))  # fmt: skip
+    if name := min(filled, default=None):
+        usual = "belongs to the prompt and is not read; put it into the prompt, or remove it"
+        raise RowError(f"has the column {name!r}, which {LOST.get(name.lower(), usual)}")
 
 
 def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:

@@ -28,12 +28,16 @@ from private_rlhf.data.conversation import RowError, check_texts, framed, holds_
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     CONVERSATIONS,
+    FLAGS,
+    LOST,
     PAIR,
     PARTS,
     PROMPTS,
     RESPONSES,
     SYSTEMS,
     TIE,
+    VERDICT,
+    VERDICTS,
     Options,
     column_value,
     is_filled,
@@ -67,6 +71,7 @@ MODELS = ("model", "generator", "system", "policy", "engine")
 ANSWERS = ("response", "answer", "output", "completion", "generation", "summary")
 ENDS = (("a", "b"), ("1", "2"), ("0", "1"))
 """Beginnings and ends of the names of two columns that hold a row's models, or its responses."""
+LEAST_SIGNED = 10  # rows by which it is judged whether a label has a sign
 LONGEST_NAME = 40  # characters of a model's
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
 DOOR = (
@@ -353,8 +358,8 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             require_columns(each, (*needed, *options.beside), DOOR if shape is None else "")
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
-    beside = (*columns_like(names, BESIDE_PROMPT), *chain.from_iterable(_numbered(names, MODELS + ANSWERS)))
-    wanted = (*layout.wanted, *PROMPTS, *CONVERSATIONS, *PARTS, *beside, "record_id")
+    beside = (*columns_like(names, (*BESIDE_PROMPT, *LOST)), *chain.from_iterable(_numbered(names, MODELS + ANSWERS)))
+    wanted = (*layout.wanted, *PROMPTS, *CONVERSATIONS, *PARTS, *beside, *LOST, "record_id")
     for each in parts:
         first, _ = peek(each.rows(wanted if shape is not None or {*PROMPTS} & {*names} else ()))  # all columns
         for number, _ in first[:1]:
@@ -379,29 +384,36 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         lists = [first[name] for name in pair if isinstance(first[name], list)] if options.labels is None else []
         if any(each and all(isinstance(text, str) for text in each) for each in lists):
             layout = replace(layout, shape="several")
-    check_lossy(rows, layout.read, BESIDE_PROMPT)
+    lost = BESIDE_PROMPT if {*PAIR} <= {*layout.read} else (*BESIDE_PROMPT, *FLAGS)
+    check_lossy(rows, layout.read, lost)
     samples: list[Row] = []
+    signs: list[int] = []
     asked: list[tuple[Row, Any]] = []
     for place, row in enumerate(rows):
         try:
-            found = [pair for pair, _ in layout.pairs(row)]
+            found = layout.pairs(row)
         except RowError:
             if not place:
                 raise
             continue
-        samples += found
-        asked += [(row, pair.get("prompt")) for pair in found[:1]]
+        samples += [pair for pair, _ in found]
+        signs += [sign for _, sign in found]
+        asked += [(row, pair.get("prompt")) for pair, _ in found[:1]]
     if not samples:
         raise RowError(
             "holds no judgement that was given, nor do the rows after it: a ranking, left or right, or the name of a"
             " response's field; give rows with one"
         )
+    if options.is_signed and len(signs) >= LEAST_SIGNED and len({*signs}) == 1:
+        declared = f"declares a sign by {options.key('labels')}, and labels of the first rows are on one side of 0 only"
+        raise RowError(f"{declared}; of a scale with another middle declare each value: 1=a,2=a,3=tie,4=b,5=b")
     converter = pair_converter(samples)
     others = [name for name in names if name not in layout.read] if converter is implicit_text else []
     if hidden := [name for name in others if _may_be_prompt(name, rows, pair)]:
         remedy = "name the column of the prompt 'prompt', or remove this one"
         raise RowError(f"has no column 'prompt', and the texts in {hidden[0]!r} may be prompts; {remedy}")
-    beside = (*BESIDE_PROMPT, *(layout.watched if by_columns else _outside(asked)))
+    verdict = [VERDICT] if all(row.get(VERDICT) in VERDICTS for row in rows) else []
+    beside = (*lost, *verdict, *(layout.watched if by_columns else _outside(asked)))
     watched = dict.fromkeys((*beside, *columns_like(names, beside)))
     layout = replace(layout, watched=tuple(name for name in watched if name not in layout.read))
     unread = sorted(set(names) - {*layout.wanted, "record_id"})

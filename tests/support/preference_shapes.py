@@ -538,6 +538,16 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "declares models by --labels, and these change places; write in the label which response it prefers",
         LABEL | {"labels": "n,m"},
     ),
+    "a flag that may turn the label": (
+        AB | {"label": "B", "Swapped": True},
+        "has the column 'Swapped', which may turn the label and is not read; write each label for the order in which",
+        LABEL | {"labels": "A,B"},
+    ),
+    "Prodigy, a pair that was rejected": (
+        {"prompt": Q, **PAIR, "answer": "reject"},
+        "has the column 'answer', which says that its annotator rejected or skipped the row; remove such rows",
+        {},
+    ),
     "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
     "label beyond any float": (
         AB | {"label": 10**400},
