@@ -37,7 +37,7 @@ from private_rlhf.privacy.mechanism import (
 from private_rlhf.privacy.signatures import public_key
 from private_rlhf.privacy.sorted_runs import KeptRows
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.data_section import bare_name
+from private_rlhf.recipe.data_section import bare_name, is_hub_id
 from private_rlhf.stages.context import StageContext
 
 
@@ -57,6 +57,8 @@ def run(context: StageContext) -> dict[str, Any]:
     test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else mechanism
     key = raw.randomiser_key()
     ledger = Ledger.open(key) if key.mode == "keyed" and not isinstance(mechanism, PublicLabels) else None
+    if is_hub_id(recipe.data.preferences):  # not read by the plan
+        raw.check_rows()
     if sys.stderr.isatty():  # for people, before anything is spent
         print_lines(*raw.head(), file=sys.stderr)
     with (

@@ -194,6 +194,22 @@ def test_a_sign_in_a_text_is_counted_over_the_rows(tmp_path: Path) -> None:
     assert [line[:27] for line in found.lines() if line.startswith("rare")] == ["rare: 1 of 100 rows have a "]
 
 
+def test_an_odd_data_set_of_the_hub_stops_its_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its plan does not read it."""
+    import datasets
+
+    given = datasets.Dataset.from_list(rows(9, chosen="['yes']", rejected="['no']"))
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda _: ["train", "test"])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: given.to_iterable_dataset())
+    monkeypatch.chdir(tmp_path)
+    recipe = "name: x\nevaluation_labels: private\nmodel: {source: tiny}\nprivatize: {epsilon: 1.0, key_file: ../k}\n"
+    Path("recipe.yaml").write_text(recipe)
+    assert main(["privatize", "--config", "recipe.yaml", "--data", "owner/name"]) == 2
+    assert "9 of 9 rows have a prompt or two responses in JSON" in capsys.readouterr().err
+
+
 def test_loss_tokens_are_marked_as_they_are_learnt(tmp_path: Path) -> None:
     """Two assistant turns in a response: what stands between them is not learnt."""
     from private_rlhf.data.source_summary import _marked
