@@ -27,12 +27,13 @@ PROMPTS = ("prompt", "question", "instruction", "input", "query")
 """Columns that may hold the prompt of `chosen` and `rejected`."""
 CONVERSATIONS = ("messages", "conversation", "dialogue", "dialog", "context")
 """Columns that may hold it where there is none of `PROMPTS`."""
-PARTS = ("instructions", "contexts", "passages", "knowledge", "evidence", "article", "post", "choices", "options")
+PARTS = ("instructions", "contexts", "retrieved_contexts", "retrieved_documents", "source_text", "previous_messages",
+         "previous_turns", "passages", "knowledge", "evidence", "article", "post", "choices", "options")
 """Columns that may hold a part of the prompt, as those above may that it is not in."""
 SYSTEMS = ("system", "system_prompt", "system_message")
 LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history", "chat_history",
          "conversation_history", "dialogue_history", "context", "passage", "document", "documents", "image_path",
-         "image_url", "image_base64", "img", "initial_reason_steps", "answer_prefix", "sys_prompt",
+         "image_url", "image_base64", "img", "initial_reason_steps", "answer_prefix", "sys_prompt", "sys", "persona",
          "system_instruction")  # fmt: skip
 FLAGS = ("swapped", "is_swapped", "swap", "order_swapped", "position_swapped", "flipped", "is_flipped", "flip",
          "label_flipped", "reversed", "is_reversed")  # fmt: skip
@@ -50,8 +51,8 @@ LOST = {
 BESIDE_PROMPT = (*SYSTEMS, *LOSSY)
 """Columns that belong to the prompt: those of `LOSSY` are refused unless they are empty, but for `tools` where
 data.message_keys names it."""
-MISSING = ("nan", "NaN", "null", "NULL", "None", "NA", "N/A", "n/a", "#N/A", "<NA>", "\\N")
-"""Words for a missing value in CSV, as pandas reads them."""
+MISSING = ("nan", "NaN", "null", "NULL", "None", "NA", "N/A", "n/a", "<NA>", "\\N", "#N/A", "#NAME?", "#REF!")
+"""Words for a missing value in CSV, as pandas reads them or spreadsheets write them."""
 _EMPTY = ("[]", "{}", *MISSING)
 """Empty ones as tables write them."""
 MOST_COMPARED = 100

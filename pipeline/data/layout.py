@@ -71,7 +71,7 @@ MODELS = ("model", "generator", "system", "policy", "engine")
 ANSWERS = ("response", "answer", "output", "completion", "generation", "summary")
 ENDS = (("a", "b"), ("1", "2"), ("0", "1"))
 """Beginnings and ends of the names of two columns that hold a row's models, or its responses."""
-LEAST_SIGNED = 10  # rows by which it is judged whether a label has a sign
+LEAST_SIGNED = LEAST_PROMPTS = 10  # rows by which it is judged whether a label has a sign, and prompts are few
 LONGEST_NAME = 40  # characters of a model's
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
 DOOR = (
@@ -408,10 +408,12 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         declared = f"declares a sign by {options.key('labels')}, and labels of the first rows are on one side of 0 only"
         raise RowError(f"{declared}; of a scale with another middle declare each value: 1=a,2=a,3=tie,4=b,5=b")
     converter = pair_converter(samples)
-    others = [name for name in names if name not in layout.read] if converter is implicit_text else []
+    few = by_columns and _have_few_prompts(asked, pair)
+    others = [name for name in names if name not in layout.read] if few or converter is implicit_text else []
     if hidden := [name for name in others if _may_be_prompt(name, rows, pair)]:
-        remedy = "name the column of the prompt 'prompt', or remove this one"
-        raise RowError(f"has no column 'prompt', and the texts in {hidden[0]!r} may be prompts; {remedy}")
+        lack, remedy = "no column 'prompt'", "name the column of the prompt 'prompt'"
+        lack, remedy = ("few different prompts", "put them into the prompts") if few else (lack, remedy)
+        raise RowError(f"has {lack}, and the texts in {hidden[0]!r} may be prompts; {remedy}, or remove this one")
     verdict = [VERDICT] if all(row.get(VERDICT) in VERDICTS for row in rows) else []
     beside = (*lost, *verdict, *(layout.watched if by_columns else _outside(asked)))
     watched = dict.fromkeys((*beside, *columns_like(names, beside)))
@@ -500,6 +502,14 @@ def _may_be_prompt(name: str, rows: Sequence[Row], pair: tuple[str, str]) -> boo
     several = sum(len(text.split()) > 2 or not text.isascii() for text in texts)
     held = sum(all(text in words(str(row.get(each))) for each in pair) for text, row in zip(texts, rows, strict=True))
     return several >= SHARE * len(rows) > 2 * held and 2 * len({*texts}) > len(rows)
+
+
+def _have_few_prompts(asked: Sequence[tuple[Row, Any]], pair: tuple[str, str]) -> bool:
+    """True if most rows share their prompt with nine others, and not their responses, as copies of a question do."""
+    prompts = {str(prompt) for _, prompt in asked if prompt}
+    answers = {str(sorted(str(row.get(name)) for name in pair)) for row, _ in asked}
+    rows = len(asked)
+    return rows >= LEAST_PROMPTS and SHARE * rows <= rows - len(prompts) < rows < 2 * len(answers)
 
 
 def _asked_in(value: Any) -> list[str]:
