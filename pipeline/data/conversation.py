@@ -68,7 +68,7 @@ _HEAD = re.compile(r"\s*(System|Human|User):")
 _ANOTHER_TURN = re.compile(r"\n(?:Human|User|System):")
 _NEARLY = re.compile(
     r"\s*[#*<\[|]*\s*(?:human|user|prompter|system|assistant|人类|用户|ユーザー|사용자)[\]>*|]*\s*[:：]"
-    r"|\[Round \d+\]\s+问|\s*\[(?:human|user)\]",
+    r"|\[Round \d+\]\s+问|\s*(?:\[(?:human|user)\]|(?:system|user|human)\n)",
     re.IGNORECASE,
 )
 _NEARLY_END = re.compile(r"(?:\bassistant|助手|アシスタント|어시스턴트)\W{0,3}[:：]\s*$", re.IGNORECASE)

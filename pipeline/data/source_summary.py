@@ -19,7 +19,7 @@ from private_rlhf.data.curate import OpenedSource
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import FIRST_ROWS, MarkedSource
 from private_rlhf.data.layout import LABELER
-from private_rlhf.data.odd_texts import ASKED, PLACEHOLDER, RUNS_ON, WRAPPED, signs
+from private_rlhf.data.odd_texts import SIGNS, signs
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import NestedTooDeeply, open_source
 from private_rlhf.privacy.guarantee import dropped_text
@@ -30,8 +30,6 @@ SHORT = 5
 """Characters of a prompt that is hardly one."""
 ODD_SHARE, REPEATED_SHARE, LEAST = 0.1, 0.5, 100
 """Shares of the rows over which a source is odd, and the rows from which that is judged."""
-SIGNS = {WRAPPED: (0.9, 0.9), ASKED: (0.9, 0.9), RUNS_ON: (0.01, 0.1), PLACEHOLDER: (0.01, 0.1)}
-"""The same of signs in texts, which are judged of fewer rows too, by the second share."""
 RENDERED, SHOWN, MOST_SHOWN = 1000, 2, 2000
 """Pairs that are counted in tokens; pairs that are shown, and characters of each text."""
 
