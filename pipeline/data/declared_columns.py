@@ -38,12 +38,16 @@ LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "
 FLAGS = ("swapped", "is_swapped", "swap", "order_swapped", "position_swapped", "flipped", "is_flipped", "flip",
          "label_flipped", "reversed", "is_reversed")  # fmt: skip
 """Columns that may say that a label is of the responses in the other order."""
-VERDICT, VERDICTS = "answer", ("accept", "reject", "ignore")
-"""A column of Prodigy's, and its values, of which only the first lets a row count."""
+VERDICT_COLUMNS = ("answer", "status", "assignmentstatus", "assignment_status")
+VERDICTS = {
+    **dict.fromkeys(("accept", "accepted", "approved", "submitted", "completed"), True),
+    **dict.fromkeys(("reject", "rejected", "ignore", "ignored", "discarded", "skipped"), False),
+}
+"""Words of annotation tools for a row, in such columns: True where it counts."""
 LOST = {
     "tools": "belongs to the prompt and is not read; name it in data.message_keys, if the chat template renders it, or"
     " remove it",
-    VERDICT: "says that its annotator rejected or skipped the row; remove such rows, and then the column",
+    **dict.fromkeys(VERDICT_COLUMNS, "says that the row was rejected or skipped; remove such rows, then the column"),
     **dict.fromkeys(FLAGS, "may turn the label and is not read; write each label for the order in which the responses"
                     " stand, then remove the column"),
 }  # fmt: skip
@@ -221,6 +225,11 @@ def column_value(row: Mapping[str, Any], name: str, known: Sequence[str]) -> Any
 def is_filled(value: Any) -> bool:
     """False for null, an empty text or list, NaN, and words for them in tables."""
     return bool(value) and value == value and value not in _EMPTY
+
+
+def verdict(value: Any) -> bool | None:
+    """The meaning of a word of `VERDICTS`; None for any other value."""
+    return VERDICTS.get(str(value).strip().lower())
 
 
 def without_words(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,12 +47,12 @@ from private_rlhf.data.declared_columns import (
     PAIR,
     PROMPTS,
     SYSTEMS,
-    VERDICT,
-    VERDICTS,
+    VERDICT_COLUMNS,
     Options,
     column_value,
     is_filled,
     nearest,
+    verdict,
     without_words,
 )
 from private_rlhf.data.render import Demonstration
@@ -219,7 +219,7 @@ _columns_like = lru_cache(maxsize=64)(columns_like)  # most rows have the column
 def check_lossy(rows: Sequence[Mapping[str, Any]], read: tuple[str, ...], names: tuple[str, ...]) -> None:
     """RowError for one of the columns, which belong to the prompt or to the label, that is not empty and not read."""
     filled = (name for row in rows for name in _columns_like(tuple(row), names, read) if is_filled(row[name])
-              and (name != VERDICT or row[name] != VERDICTS[0]))  # fmt: skip
+              and (name.lower() not in VERDICT_COLUMNS or verdict(row[name]) is False))  # fmt: skip
     if name := min(filled, default=None):
         usual = "belongs to the prompt and is not read; put it into the prompt, or remove it"
         raise RowError(f"has the column {name!r}, which {LOST.get(name.lower(), usual)}")

@@ -36,13 +36,13 @@ from private_rlhf.data.declared_columns import (
     RESPONSES,
     SYSTEMS,
     TIE,
-    VERDICT,
-    VERDICTS,
+    VERDICT_COLUMNS,
     Options,
     column_value,
     is_filled,
     letter,
     meaning,
+    verdict,
     without_words,
 )
 from private_rlhf.data.formats import (
@@ -358,20 +358,21 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
             require_columns(each, (*needed, *options.beside), DOOR if shape is None else "")
             if fault := two_spellings(each.columns, layout.wanted):
                 raise UserError(f"{each.name}: {fault}")
-    beside = (*columns_like(names, (*BESIDE_PROMPT, *LOST)), *chain.from_iterable(_numbered(names, MODELS + ANSWERS)))
+    beside = (*columns_like(names, (*BESIDE_PROMPT, *LOST)), *chain.from_iterable(_numbered(names, ("",))))
+    beside = (*beside, *(name for name in names if name.lower().startswith(ANSWERS)))
     wanted = (*layout.wanted, *PROMPTS, *CONVERSATIONS, *PARTS, *beside, *LOST, "record_id")
     for each in parts:
         first, _ = peek(each.rows(wanted if shape is not None or {*PROMPTS} & {*names} else ()))  # all columns
         for number, _ in first[:1]:
             names = tuple(dict.fromkeys(chain(names, *(row for _, row in first))))
             with naming(f"{each.name}, {each.unit} {number}", layout.renamed):
-                return _choose(layout, names, [row for _, row in first])
+                return _choose(layout, names, [row for _, row in first], each)
         next(iter(each.rows(layout.wanted)), None)  # raises what is wrong with the first row
     raise UserError(f"{part.name}: holds no rows; give a data set with at least one")
 
 
-def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
-    """The layout with what the first rows show. RowError: they do not fit."""
+def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row], part: Part) -> Layout:
+    """The layout with what the first rows of a part show. RowError: they do not fit."""
     options, first, by_columns = layout.options, rows[0], layout.shape is None
     if fault := two_spellings(first, layout.wanted):
         raise RowError(fault)
@@ -410,12 +411,14 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
     converter = pair_converter(samples)
     few = by_columns and _have_few_prompts(asked, pair)
     others = [name for name in names if name not in layout.read] if few or converter is implicit_text else []
-    if hidden := [name for name in others if _may_be_prompt(name, rows, pair)]:
+    whole = [row for _, row in peek(part.rows(()))[0]] if others else []  # with all columns
+    if hidden := [name for name in others if _may_be_prompt(name, whole, pair)]:
         lack, remedy = "no column 'prompt'", "name the column of the prompt 'prompt'"
         lack, remedy = ("few different prompts", "put them into the prompts") if few else (lack, remedy)
         raise RowError(f"has {lack}, and the texts in {hidden[0]!r} may be prompts; {remedy}, or remove this one")
-    verdict = [VERDICT] if all(row.get(VERDICT) in VERDICTS for row in rows) else []
-    beside = (*lost, *verdict, *(layout.watched if by_columns else _outside(asked)))
+    verdicts = (name for name in names if name.lower() in VERDICT_COLUMNS)
+    judged = [name for name in verdicts if all(verdict(row.get(name)) is not None for row in rows)]
+    beside = (*lost, *judged, *(layout.watched if by_columns else _outside(asked)))
     watched = dict.fromkeys((*beside, *columns_like(names, beside)))
     layout = replace(layout, watched=tuple(name for name in watched if name not in layout.read))
     unread = sorted(set(names) - {*layout.wanted, "record_id"})
@@ -441,13 +444,16 @@ def _refuse_names(rows: Sequence[Row], names: Sequence[str], options: Options) -
 
 def _are_names(row: Row, names: Sequence[str]) -> bool:
     """True for two responses that are the row's models, or ends of names of columns: b and a, of output_a, output_b;
-    or that are short beside two longer texts in such columns, which the prompt does not hold."""
+    or that are short beside two longer texts in such columns or in a list, which the prompt does not hold."""
     one, other = (str(row.get(name)).strip().lower() for name in PAIR)
     models = ({str(row.get(name)).strip().lower() for name in pair} for pair in _numbered(names, MODELS))
     lower = {name.lower() for name in names}
     ends = any(name.endswith(one) and name.removesuffix(one) + other in lower for name in lower)
     longest, prompt = max(len(one), len(other)), words(" ".join(str(row.get(name)) for name in PROMPTS))
-    texts = ([words(str(row.get(name))) for name in pair] for pair in _numbered(names, ANSWERS))
+    listed = (row.get(name) for name in names if name.lower().startswith(ANSWERS))
+    columns = ([row.get(name) for name in pair] for pair in _numbered(names, ("",)))
+    pairs = (pair[:2] for pair in (*listed, *columns) if isinstance(pair, list) and len(pair) > 1)
+    texts = (list(map(words, map(str, pair))) for pair in pairs)
     longer = any(len(text) > longest and len(second) > longest and text not in prompt for text, second in texts)
     return one != other and (ends or (longer and longest <= LONGEST_NAME) or {one, other} in models)
 

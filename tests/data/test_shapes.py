@@ -198,12 +198,13 @@ def test_a_column_that_may_hold_the_prompt_of_answers_that_begin_alike(tmp_path:
     assert [pair[:3] for pair in read_preferences(writer(tmp_path, rows))][3] == (f"{Q} 3\n", A, B)
 
 
-def test_a_column_that_may_hold_the_prompt_beside_one_instruction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", [write_jsonl, write_parquet])
+def test_a_column_that_may_hold_the_prompt_beside_one_instruction(tmp_path: Path, writer: Any) -> None:
     rows: list[Row] = [{"prompt": "Render.", "source": f"{Q} {i}", "chosen": f"{i}", "rejected": B} for i in range(10)]
     with pytest.raises(UserError, match="has few different prompts, and the texts in 'source' may be prompts; put"):
-        read(tmp_path, rows, {})
+        list(read_preferences(writer(tmp_path, rows)))
     rows = [row | {"prompt": f"Render: {i}."} for i, row in enumerate(rows)]
-    assert read(tmp_path, rows, {})[3] == ("Render: 3.", "3", B)
+    assert [pair[:3] for pair in read_preferences(writer(tmp_path, rows))][3] == ("Render: 3.", "3", B)
 
 
 def test_a_prompt_beside_whole_texts_in_a_later_row(tmp_path: Path) -> None:

@@ -546,7 +546,22 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     ),
     "Prodigy, a pair that was rejected": (
         {"prompt": Q, **PAIR, "answer": "reject"},
-        "has the column 'answer', which says that its annotator rejected or skipped the row; remove such rows",
+        "has the column 'answer', which says that the row was rejected or skipped; remove such rows, then the column",
+        {},
+    ),
+    "MTurk, work that was rejected": (
+        AB | {"label": "B", "AssignmentStatus": "Rejected"},
+        "has the column 'AssignmentStatus', which says that the row was rejected or skipped; remove such rows, then",
+        LABEL | {"labels": "A,B"},
+    ),
+    "names of models beside columns of any name": (
+        {"prompt": Q, "a": B, "b": A, "chosen": "Model B", "rejected": "Model A"},
+        "holds names of columns or models in 'chosen' and 'rejected'; put the texts there",
+        {},
+    ),
+    "places in a list beside them": (
+        {"prompt": Q, "completions": [B, A], "chosen": "1", "rejected": "0"},
+        "holds names of columns or models in 'chosen' and 'rejected'; put the texts there",
         {},
     ),
     "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
