@@ -68,7 +68,6 @@ SHORTEST_PROMPT = 8
 SHORT_PROMPTS = 10
 """Different shorter ones by which it is judged whether responses repeat them, where no prompt is longer."""
 _BOUNDARY = re.compile(r"""(?:\n\s*|[:?!.;>\])}"'`*|#=…。？！：]\s*)$""")
-_TEXT_LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
 NEARLY = (
     "begins or ends like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
@@ -297,8 +296,6 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
     marked = [[is_nearly_transcript(str(row.get(name))) for name in ("prompt", *PAIR)] for row in rows]
     if sum(prompt or (one and other) for prompt, one, other in marked) >= SHARE * len(rows):
         raise RowError(NEARLY)
-    if sum(_TEXT_LIST.fullmatch(str(row.get("prompt"))) is not None for row in rows) >= SHARE * len(rows):
-        raise RowError("column 'prompt' holds a list of texts as text; write one text, or messages with roles")
     asking = [row for row in texts if isinstance(row.get("prompt"), str) and row["prompt"].strip()]
     long = [row for row in asking if len(row["prompt"].strip()) >= SHORTEST_PROMPT]
     texts = asking if not long and len({row["prompt"] for row in asking}) >= SHORT_PROMPTS else long

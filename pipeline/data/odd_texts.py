@@ -33,7 +33,7 @@ _TURNS = re.compile(
     re.DOTALL,
 )
 _RUNS_ON = re.compile(r"\n\n(?:Human|User):|\n(?:Human|HUMAN|User|USER): .*\n+(?:Assistant|ASSISTANT):")
-_PLACEHOLDER = re.compile(r"<(image|video|audio|ImageHere|image_\d+)>(?!.*</\1>)", re.DOTALL)
+_PLACEHOLDER = re.compile(r"<(image|video|audio|ImageHere|image_\d+)>(?!\s*<[a-z/]+[ >]|[^<]*</\1>)")
 _ESCAPED = re.compile(r"&(?:amp|quot|lt|gt|nbsp|#0?39|#x27);|â€[™œ“”¦]|Ã[©¨¼¶¤§±³¡]|\A[^\n]*\\n\\n[^\n]*\Z")
 
 
@@ -63,7 +63,8 @@ def _contents(text: Text, role: str) -> list[str]:
 
 
 def _is_wrapped(text: str) -> bool:
-    """True for a literal of one text, or of lists and objects around it, and for Python's way to print an object."""
+    """True for a literal of one text, of texts in a list, or of objects around it, and for an object as Python prints
+    it."""
     text = text.strip()
     if text[:1] + text[-1:] not in ("[]", "{}", '""', "''"):
         return _OBJECT.match(text) is not None
@@ -73,4 +74,6 @@ def _is_wrapped(text: str) -> bool:
         return False
     while isinstance(value, list | dict) and len(value) == 1:
         value = value[0] if isinstance(value, list) else next(iter(value.values()))
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(each, str) for each in value)
     return isinstance(value, str) or (isinstance(value, dict) and not _KEYS.isdisjoint(value))

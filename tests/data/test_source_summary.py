@@ -82,7 +82,9 @@ def summary(folder: Path, given: list[Row], **options: Any) -> SourceSummary:
     return summary_of(str(write_jsonl(folder, given)), None, Options(**options))
 
 
+ON = "No.\n\nUser: Why?\n\nAssistant: &quot;So.&quot;"
 KINDS = {"text": rows(150), "messages": messages(150), "odd": odd(150)}
+KINDS["signs"] = [row | ({} if i % 9 else {"rejected": ON}) for i, row in enumerate(rows(150))]
 
 
 @pytest.fixture
@@ -186,12 +188,12 @@ def test_an_odd_source_stops_the_run_unless_it_is_meant(tmp_path: Path, what: st
 
 def test_a_sign_in_a_text_is_counted_over_the_rows(tmp_path: Path) -> None:
     """Two in a hundred answers that run on stop a run, and one is told of."""
-    on = rows(1, rejected="No.\n\nUser: Why?\n\nAssistant: So.")
+    on = rows(1, rejected=ON)
     with pytest.raises(UserError, match="2 of 100 rows have a response that goes on with a turn of the user"):
         summary(tmp_path, rows(98) + on * 2).check(accept=False)
     found = summary(tmp_path, rows(99) + on)
     found.check(accept=False)
-    assert [line[:27] for line in found.lines() if line.startswith("rare")] == ["rare: 1 of 100 rows have a "]
+    assert [line[27:35] for line in found.lines() if line.startswith("rare: 1 of 100 rows")] == ["response", "text wit"]
 
 
 def test_an_odd_data_set_of_the_hub_stops_its_stage(

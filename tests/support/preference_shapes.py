@@ -790,7 +790,7 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "quoted twice": ({"prompt": Q, **both(json.dumps)}, "in JSON or Python around one text", {}),
     "an object around the prompt": ({"prompt": repr({"q": Q}), **PAIR}, "in JSON or Python around one text", {}),
     "a place for an image": (
-        {"prompt": f"<image>\n{Q}", **PAIR},
+        {"prompt": f"<image><image>\n{Q}", **PAIR},
         "2 of 2 rows have a place for an image, a video or a sound, of which nothing is read (remove such rows)",
         {},
     ),
@@ -838,7 +838,7 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "Arena, a winner of two responses": (AB | {"winner": "A"}, "response_a and response_b with a label are read", {}),
     "Kaggle, the winner in one column": (
         {name: json.dumps([text]) for name, text in AB.items()} | {"label": "a"},
-        "column 'prompt' holds a list of texts as text",
+        "2 of 2 rows have a prompt or two responses in JSON or Python around one text",
         LABEL | {"labels": "a,b"},
     ),
     "Label Studio, choices of other names": (
