@@ -68,8 +68,9 @@ from private_rlhf.privacy.batches import Columns, blank_texts, edge_bytes
 from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, encode_text, fold_name, is_blank, record_id
 
 MODELS = ("model", "generator", "system", "policy", "engine")
-ANSWERS = ("response", "answer", "output", "completion", "generation", "summary")
-ENDS = (("a", "b"), ("1", "2"), ("0", "1"))
+ANSWERS = ("response", "answer", "output", "completion", "generation", "summary", "candidate", "text")
+LETTERS = ("a", "b")
+ENDS = (LETTERS, ("1", "2"), ("0", "1"))
 """Beginnings and ends of the names of two columns that hold a row's models, or its responses."""
 LEAST_SIGNED = LEAST_PROMPTS = 10  # rows by which it is judged whether a label has a sign, and prompts are few
 LONGEST_NAME = 40  # characters of a model's
@@ -451,7 +452,7 @@ def _are_names(row: Row, names: Sequence[str]) -> bool:
     ends = any(name.endswith(one) and name.removesuffix(one) + other in lower for name in lower)
     longest, prompt = max(len(one), len(other)), words(" ".join(str(row.get(name)) for name in PROMPTS))
     listed = (row.get(name) for name in names if name.lower().startswith(ANSWERS))
-    columns = ([row.get(name) for name in pair] for pair in _numbered(names, ("",)))
+    columns = ([row.get(name) for name in pair] for pair in _numbered(names, ANSWERS + LETTERS))
     pairs = (pair[:2] for pair in (*listed, *columns) if isinstance(pair, list) and len(pair) > 1)
     texts = (list(map(words, map(str, pair))) for pair in pairs)
     longer = any(len(text) > longest and len(second) > longest and text not in prompt for text, second in texts)

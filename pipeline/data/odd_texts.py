@@ -29,7 +29,7 @@ _OBJECT = re.compile(r"""\s*(?:[A-Z]\w*\()?(?:content|text|id)=['"]|\s*b(['"]).*
 _NAMED = re.compile(r"\s*(?:(?:https?|s3|gs|file)://\S+|[\w./\\-]+\.(?:txt|json|wav|mp3|mp4|png|jpe?g))\s*")
 _TURNS = re.compile(
     r"\s*(?:Below is an? .*?)?(?:Q|Question|Instruction|Customer|Patient|问题?|質問)\s*[:：]"
-    r".*(?:\b(?:A|Answer|Response|Agent|Doctor)|答案?|回答)\s*[:：]\s*",
+    r".*(?:\b(?:A|Answer|Response|Output|Agent|Doctor)|答案?|回答)\s*[:：]\s*",
     re.DOTALL,
 )
 _RUNS_ON = re.compile(r"\n\n(?:Human|User):|\n(?:Human|HUMAN|User|USER): .*\n+(?:Assistant|ASSISTANT):")
