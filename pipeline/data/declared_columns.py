@@ -64,7 +64,7 @@ MOST_COMPARED = 100
 _RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
 _TOKENS = ("error", "keep")
 _MEANING = {"a": 1, "b": -1, "tie": 0}
-_SIGNED = {("<0", ">0"): -1, (">0", "<0"): 1}
+SIGNED = {("<0", ">0"): -1, (">0", "<0"): 1}
 _BOTH = {("higher",): 1, ("lower",): -1}
 TIE = (
     "holds a tie; say --ties coin (data.ties: coin): a fair coin under the key in its place, then the mechanism; or"
@@ -170,11 +170,6 @@ class Options:
         return tuple(self.label_column.split(",")) if self.label_column and self.labels in _BOTH else named
 
     @property
-    def is_signed(self) -> bool:
-        """True for labels whose sign counts."""
-        return self.labels in _SIGNED
-
-    @property
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside the pair and its label."""
         named = (*(getattr(self, key) for key in NAMED_COLUMNS), *self.columns)
@@ -196,8 +191,8 @@ class Options:
         if self.labels in _BOTH:
             one, other = map(number, values)
             return _BOTH[self.labels] * sign(one - other)
-        if self.labels in _SIGNED:
-            return _SIGNED[self.labels] * sign(strength(values[0]))
+        if self.labels in SIGNED:
+            return SIGNED[self.labels] * sign(strength(values[0]))
         meanings = meaning(self.labels)
         value = letter(values[0])
         if value not in meanings:
@@ -274,7 +269,7 @@ def meaning(labels: Sequence[str]) -> dict[str, int]:
 
 def check_labels(labels: tuple[str, ...], key: str) -> None:
     """UserError, which names the key or option, unless the labels are of a form above."""
-    if labels in _SIGNED or labels in _BOTH:
+    if labels in SIGNED or labels in _BOTH:
         return
     meanings, few = meaning(labels), "=" in labels[0] or len(labels) == 2
     different = len(labels) == len(meanings) and all(meanings)

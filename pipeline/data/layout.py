@@ -34,6 +34,7 @@ from private_rlhf.data.declared_columns import (
     PARTS,
     PROMPTS,
     RESPONSES,
+    SIGNED,
     SYSTEMS,
     TIE,
     VERDICT_COLUMNS,
@@ -406,7 +407,7 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row], part: Part)
             "holds no judgement that was given, nor do the rows after it: a ranking, left or right, or the name of a"
             " response's field; give rows with one"
         )
-    if options.is_signed and len(signs) >= LEAST_SIGNED and len({*signs}) == 1:
+    if options.labels in SIGNED and len(signs) >= LEAST_SIGNED and len({*signs}) == 1:
         declared = f"declares a sign by {options.key('labels')}, and labels of the first rows are on one side of 0 only"
         raise RowError(f"{declared}; of a scale with another middle declare each value: 1=a,2=a,3=tie,4=b,5=b")
     converter = pair_converter(samples)
