@@ -205,12 +205,11 @@ class Estimate:
         settings, (learner, micro) = getattr(self.recipe, stage), self._learner(stage)
         length = model.max_prompt_tokens + model.max_response_tokens
         steps = learner.moments(self._split, micro, length, model.max_response_tokens)
-        parts = self._split if stage in OURS else 1
-        held: Terms = {"reward model": self._backbone.parameters * self._dtype / parts}
-        if settings.lora is None:
-            held["reference"] = self.shape.parameters * FLOAT / parts
+        held: Terms = {"reward model": self._backbone.parameters * self._dtype / self._split}
+        if settings.lora is None:  # TRL splits it as one piece, which each pass gathers
+            held["reference"] = self.shape.parameters * FLOAT / (self._split if stage in OURS else 1)
         sampling = self._decoding(FLOAT if settings.lora is None else self._dtype, settings.generate_batch_size)
-        if self.machine.sharded and stage in OURS and self.recipe.ppo.gather_once:
+        if self.machine.sharded and self.recipe.ppo.gather_once:
             sampling["gathered weights"] = learner.weights
         sampling |= {name: steps[0][name] for name in ("weights", "optimizer")}
         return [{**held, **terms} for terms in (sampling, *steps)]

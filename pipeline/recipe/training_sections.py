@@ -88,8 +88,8 @@ class DpoConfig:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GroupConfig:
-    """RLOO or GRPO on r̂ (TRL's RLOOTrainer and GRPOTrainer), for `aligner: rloo` or `grpo`. From section ppo they take
-    what makes the task: kl_coef, temperature, top_p, missing_eos_penalty, max_prompts and reference_samples."""
+    """RLOO or GRPO on r̂ (TRL's RLOOTrainer and GRPOTrainer), for `aligner: rloo` or `grpo`. Section ppo gives kl_coef,
+    temperature, top_p, missing_eos_penalty, max_prompts, reference_samples and gather_once."""
 
     iterations: int = Field(default=500, gt=0)
     rollouts: int = Field(default=16, gt=0)

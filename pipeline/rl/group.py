@@ -36,6 +36,7 @@ from datasets import Dataset
 from peft import PeftModel
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
+from private_rlhf.lm.distributed import keep_gathered
 from private_rlhf.lm.drawing import Engine, TransformersEngine
 from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.models import end_ids
@@ -67,6 +68,7 @@ class Task:
         seed: of the sampling noise.
         has_truth: the true reward is a known function, and reported.
         replay: keeps what is drawn.
+        gather_once: split weights stay whole while responses are drawn.
     """
 
     scorer: RewardScorer
@@ -79,6 +81,7 @@ class Task:
     seed: int
     has_truth: bool
     replay: Replay | None = None
+    gather_once: bool = True
 
 
 class _OnPessimisticReward:
@@ -128,6 +131,8 @@ class _OnPessimisticReward:
         task, accelerator = self.task, self.accelerator  # type: ignore[attr-defined]
         places = sorted(set(self.train_dataset["prompt"]))  # type: ignore[attr-defined]
         new = [task.prompts[place] for place in places if not task.scorer.has_reference(task.prompts[place])]
+        if not new:
+            return
         mine = new[accelerator.process_index :: accelerator.num_processes]
         count = task.reference_samples
         repeated = [prompt for prompt in mine for _ in range(count)]
@@ -136,13 +141,13 @@ class _OnPessimisticReward:
         label = "reference completions" if accelerator.is_main_process else None
         model = accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
         rows = self.engine.draw(model, ids, keys, task.sampling, at_reference=True, progress=label)
-        if task.replay is not None and new:
+        if task.replay is not None:
             task.replay.write(REFERENCE, 0, Answers.unscored(ids, rows, 0))
-        if mine:
+        if mine or task.scorer.together:
             features = task.scorer.features(repeated, [task.renderer.text(row) for row in rows])
             for index, prompt in enumerate(mine):
                 task.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
-        for references in gather_object([task.scorer.references]) if new else []:
+        for references in gather_object([task.scorer.references]):
             task.scorer.references.update(references)
 
     def _keep(self, prompts: Sequence[Prompt], responses: list[list[int]], scores: list[float]) -> None:
@@ -163,7 +168,8 @@ class _OnPessimisticReward:
         keys = [sample_key(self.task.seed, "rollout", step, first + row) for row in range(len(prompt_ids))]
         model = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
         self.engine.publish(model)
-        responses, logprobs = self.engine.sample(model, prompt_ids, keys, self.task.sampling)
+        with keep_gathered(self.accelerator, model, self.task.gather_once):  # type: ignore[attr-defined]
+            responses, logprobs = self.engine.sample(model, prompt_ids, keys, self.task.sampling)
         if logprobs is not None:
             self.proof = self.engine.prove(prompt_ids, responses, logprobs)
         return responses

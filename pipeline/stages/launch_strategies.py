@@ -11,19 +11,11 @@ from private_rlhf.recipe import Recipe
 WHOLE = "whole weights"
 """One process, or several with a copy of all weights each (DDP)."""
 FSDP2 = "FSDP2"
-TESTED = {
-    "sft": (WHOLE, FSDP2),
-    "reward.mode head": (WHOLE, FSDP2),
-    "reward.mode lora": (WHOLE, FSDP2),
-    "reward.mode full": (WHOLE, FSDP2),
-    "ppo": (WHOLE, FSDP2),
-    "dpo": (WHOLE, FSDP2),
-    "rloo": (WHOLE,),
-    "grpo": (WHOLE,),
-    "gvpo": (WHOLE, FSDP2),
-    "evaluate": (WHOLE, FSDP2),
-}
-"""Stage -> strategies that give what one process gives (tests/benchmarks/stage_strategies.py); no other ever ran."""
+STRATEGIES = (WHOLE, FSDP2)
+"""Those that ever ran."""
+TESTED = ("sft", "reward.mode head", "reward.mode lora", "reward.mode full", "ppo", "dpo", "rloo", "grpo", "gvpo",
+          "evaluate")  # fmt: skip
+"""Stages that give with each of them what one process gives (tests/benchmarks/stage_strategies.py)."""
 
 PRECISIONS = ("no", "bf16")
 """Of autocast, as the launcher's `mixed_precision` says, with which stages were run."""
@@ -64,8 +56,8 @@ def check_strategy(recipe: Recipe, stages: Collection[str], environment: Mapping
             "in the launch file, or in ACCELERATE_MIXED_PRECISION"
         )
     for row in rows:
-        if asked not in TESTED[row]:
-            files = " or ".join(["launch/ddp.yaml"] + ["launch/fsdp2.yaml"] * (FSDP2 in TESTED[row]))
+        if asked not in STRATEGIES:
+            files = "launch/ddp.yaml or launch/fsdp2.yaml"
             remedy = ": set fsdp_version: 2" if asked == "FSDP1" else f"; launch it with {files}"
             raise UserError(f"{row} cannot run under {asked}, it was never run here{remedy}")
         if asked == FSDP2:

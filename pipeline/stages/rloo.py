@@ -16,7 +16,6 @@ from typing import Any
 
 from private_rlhf.data.render import evenly_spaced
 from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.distributed import is_sharded
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.models import load_policy
 from private_rlhf.lm.saving import keep_adapter
@@ -42,7 +41,7 @@ def run(context: StageContext) -> dict[str, Any]:
     answers = replay_of(context, aligner)
     task = Task(scorer, renderer, prompts, sampling, settings.generate_batch_size, ppo.reference_samples,
                 ppo.missing_eos_penalty, recipe.seed, recipe.data.prompts == "embedded",
-                answers)  # fmt: skip
+                answers, ppo.gather_once)  # fmt: skip
 
     # --- RLOO or GRPO -------------------------------------------------------------------------------------------------
     kind, schema = TRAINERS[aligner]
@@ -60,10 +59,10 @@ def run(context: StageContext) -> dict[str, Any]:
         task=task,
     )
     if recipe.rollout is not None:
-        policy, split = trainer.accelerator.unwrap_model(trainer.model), is_sharded(trainer.model)
-        size = settings.generate_batch_size
-        trainer.engine = vllm_engine(context, trainer.accelerator, policy, renderer, size, together=split)
-    scorer.checkpoint.model.model.to(trainer.accelerator.device)
+        accelerator, size = trainer.accelerator, settings.generate_batch_size
+        split = accelerator.is_fsdp2  # the weights are, once training begins
+        trainer.engine = vllm_engine(context, accelerator, trainer.model, renderer, size, together=split)
+    scorer.place(trainer.accelerator)
     if context.world.main:
         answers.restart(hf_trainer.last_whole_step(context.checkpoints))
     trainer.accelerator.wait_for_everyone()

@@ -27,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-4
+GROUP = ("iterations=2", "rollouts=8", "batch_size=8", "learning_rate=1e-4")
 SHORT = (
     "model.dtype=float32", "data.limit=80", "sft.max_steps=3", "sft.batch_size=8", "sft.lora=null",
     "reward.max_steps=3", "reward.batch_size=8", "ppo.iterations=2", "ppo.max_prompts=6",
@@ -35,34 +36,39 @@ SHORT = (
     "ppo.learning_rate=1e-4", "reward.num_components=8", "reward.ridge=1.0",
     "gvpo.max_prompts=6", "gvpo.held_out_prompts=2", "gvpo.evaluate_every=2", "gvpo.passes=1", "gvpo.rounds=1",
     "gvpo.learning_rate=1e-4",
+    *(f"{name}.{key}" for name in ("rloo", "grpo") for key in GROUP),
 )  # fmt: skip
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), **os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 NOT_COMPARED = {"seconds", "peak_rss_mb", "peak_gpu_mb", "tokens_per_second"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row: a stage, its overrides, the row of `stages.launch_strategies.TESTED`, and stages that are there before."""
+    """A row: a stage, its overrides, and stages that are there before."""
 
     stage: str
     overrides: tuple[str, ...]
-    row: str
     before: tuple[str, ...]
 
 
 BEFORE = ("privatize", "sft")
 CASES = {
-    "sft, all weights": Case("sft", (), "sft", ("privatize",)),
-    "reward, head": Case("reward", (), "reward.mode head", BEFORE),
-    "reward, LoRA": Case("reward", ("reward.mode=lora",), "reward.mode lora", BEFORE),
-    "reward, all weights": Case("reward", ("reward.mode=full",), "reward.mode full", BEFORE),
-    "ppo, LoRA": Case("ppo", (), "ppo", (*BEFORE, "reward")),
-    "ppo, all weights": Case("ppo", ("ppo.lora=null",), "ppo", (*BEFORE, "reward")),
-    "dpo, LoRA": Case("dpo", ("aligner=dpo",), "dpo", (*BEFORE, "reward")),
-    "dpo, all weights": Case("dpo", ("aligner=dpo", "dpo.lora=null"), "dpo", (*BEFORE, "reward")),
-    "gvpo, LoRA": Case("gvpo", ("aligner=gvpo",), "gvpo", (*BEFORE, "reward")),
-    "gvpo, all weights": Case("gvpo", ("aligner=gvpo", "gvpo.lora=null"), "gvpo", (*BEFORE, "reward")),
-    "evaluate": Case("evaluate", (), "evaluate", (*BEFORE, "reward", "ppo")),
+    "sft, all weights": Case("sft", (), ("privatize",)),
+    "reward, head": Case("reward", (), BEFORE),
+    "reward, LoRA": Case("reward", ("reward.mode=lora",), BEFORE),
+    "reward, all weights": Case("reward", ("reward.mode=full",), BEFORE),
+    "ppo, LoRA": Case("ppo", (), (*BEFORE, "reward")),
+    "ppo, all weights": Case("ppo", ("ppo.lora=null",), (*BEFORE, "reward")),
+    "dpo, LoRA": Case("dpo", ("aligner=dpo",), (*BEFORE, "reward")),
+    "dpo, all weights": Case("dpo", ("aligner=dpo", "dpo.lora=null"), (*BEFORE, "reward")),
+    "rloo, LoRA": Case("rloo", ("aligner=rloo",), (*BEFORE, "reward")),
+    "rloo, all weights": Case("rloo", ("aligner=rloo", "rloo.lora=null"), (*BEFORE, "reward")),
+    "grpo, LoRA": Case("grpo", ("aligner=grpo",), (*BEFORE, "reward")),
+    "grpo, all weights": Case("grpo", ("aligner=grpo", "grpo.lora=null"), (*BEFORE, "reward")),
+    "gvpo, LoRA": Case("gvpo", ("aligner=gvpo",), (*BEFORE, "reward")),
+    "gvpo, all weights": Case("gvpo", ("aligner=gvpo", "gvpo.lora=null"), (*BEFORE, "reward")),
+    "evaluate": Case("evaluate", (), (*BEFORE, "reward", "ppo")),
 }
 
 
@@ -133,8 +139,7 @@ def launch(folder: Path, base: Path, names: list[str], processes: int, environme
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    common |= {"ACCELERATE_USE_CPU": "true", **environment}
+    common = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", **environment}
     if processes > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         common |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
@@ -198,22 +203,17 @@ def cell(folder: Path, one: Path, name: str, processes: int) -> str:
 
 
 def main(root: Path, counts: list[int], rows: list[str]) -> None:
-    from private_rlhf.stages.launch_strategies import FSDP2, TESTED
-
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    subprocess.run([sys.executable, __file__, "--prepare", str(root)], env=environment, check=True, capture_output=True)
-    columns = {"one process": (1, {}, rows)}
-    split = [name for name in rows if FSDP2 in TESTED[CASES[name].row]]
+    subprocess.run([sys.executable, __file__, "--prepare", str(root)], env=ENVIRONMENT, check=True, capture_output=True)
+    columns = {"one process": (1, {})}
     for count in [count for count in counts if count > 1]:
-        columns |= {f"DDP, {count}": (count, {}, rows), f"FSDP2, {count}": (count, FSDP, split)}
-    for column, (processes, asked, names) in columns.items():
+        columns |= {f"DDP, {count}": (count, {}), f"FSDP2, {count}": (count, FSDP)}
+    for column, (processes, asked) in columns.items():
         print(f"{column} …", file=sys.stderr, flush=True)
-        launch(root / column, root / "base", names, processes, asked)
+        launch(root / column, root / "base", rows, processes, asked)
     print(f"| stage | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for name in rows:
         cells = [
-            cell(root / column, root / "one process", name, processes) if name in names else "refused"
-            for column, (processes, _, names) in columns.items()
+            cell(root / column, root / "one process", name, processes) for column, (processes, _) in columns.items()
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -142,6 +142,9 @@ def test_a_rollout_on_split_weights_holds_whole_ones_beside_them(config: Path, s
     assert ppo["gathered weights"] == 4 * shape.parameters
     assert ppo["KV cache"] == 25_000 * (96 + 12) * 2 * 2 * 2 * 4 * 3
     assert "gathered weights" not in peaks(config, machine, *overrides, "ppo.gather_once=false")["ppo"]
+    rloo = peaks(config, machine, "aligner=rloo", "rloo.lora=null", "rloo.generate_batch_size=100000")["rloo"]
+    assert rloo["gathered weights"] == rloo["reference"] == 4 * rloo["weights"]  # TRL splits π_ref as one piece
+    assert rloo["reward model"] == ppo["reward model"]
 
 
 def test_an_evaluation_on_split_weights_holds_a_share_of_both_models(config: Path, shape: Shape) -> None:

@@ -299,7 +299,7 @@ def test_references_are_drawn_for_every_prompt(problem: Problem, base: Path) -> 
 @pytest.mark.parametrize(
     ("environment", "settings", "said"),
     [
-        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, {}, "cannot run under FSDP2, it was never run here"),
+        ({"ACCELERATE_USE_FSDP": "true"}, {}, "cannot run under FSDP1, it was never run here"),
         ({}, {"micro_batch_size": 3}, "batch_size 16 must be a multiple of 1 process"),
         ({}, {"trainer_args": {"loss_tipe": "x"}}, "has no 'loss_tipe'"),
         ({}, {"trainer_args": {"beta": 0.1}}, "trainer_args.beta is set by the stage itself: use .*kl_coef"),

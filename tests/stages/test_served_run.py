@@ -12,6 +12,7 @@ from private_rlhf.cli import main
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from support.fake_vllm import FakeVllm
 from support.pipeline_runs import Workspace, history, numbers, read_json
+from support.two_processes import FSDP
 
 TOLERANCE = 1e-4
 
@@ -71,6 +72,32 @@ def test_policy_and_evaluation_are_those_without_servers(
 
     workspace.run_here(run, "--from", "ppo")
     assert not (run / "ppo" / "adapter").exists()
+
+
+@pytest.mark.slow
+def test_rloo_on_split_weights_is_that_without_servers(
+    workspace: Workspace, finished_run: Path, fake: FakeVllm, tmp_path: Path
+) -> None:
+    """And a replica that lies is named by both processes, where only one of them has a response of it."""
+    keys = ("iterations=3", "rollouts=8", "batch_size=8", "learning_rate=1e-3", "lora.rank=4")
+    settings = ("aligner=rloo", *(f"rloo.{key}" for key in keys))
+    one, two = tmp_path / "one", tmp_path / "two"
+    for run in (one, two):
+        shutil.copytree(finished_run, run)
+    workspace.run(one, "--only", "rloo", *settings)
+    workspace.launch("rloo", two, *settings, *served(fake), **FSDP)
+    ours, theirs = (history(run, "rloo") for run in (two, one))
+    names = sorted(theirs[0])
+    for row, expected in zip(ours, theirs, strict=True):
+        assert [row[name] for name in names] == pytest.approx([expected[name] for name in names], abs=TOLERANCE)
+    assert ours[-1]["engine"]["policy"]["from_previous"] > 1e-3
+    assert (two / "rloo" / "adapter" / "adapter_model.safetensors").is_file()
+    fake.lie, lying = "temperature", tmp_path / "lying"
+    replicas = f"rollout.urls=[{fake.url},{fake.url.replace('127.0.0.1', 'localhost')}]"
+    pair = (*served(fake), replicas, "rloo.rollouts=2", "rloo.batch_size=2", "rloo.samples_per_prompt=2")
+    shutil.copytree(finished_run, lying)
+    with pytest.raises(AssertionError, match=r"likely cause: temperature 0\.5 in place of 1"):
+        workspace.launch("rloo", lying, *settings, *pair, **FSDP)
 
 
 def test_dpo_is_evaluated_by_servers(workspace: Workspace, finished_run: Path, fake: FakeVllm, tmp_path: Path) -> None:

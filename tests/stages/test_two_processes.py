@@ -83,17 +83,25 @@ def test_dpo_losses_are_those_of_one_process(workspace: Workspace, finished_run:
     assert "DPO, ε = 2" in (one / "report" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("aligner", ["rloo", pytest.param("grpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("aligner", "lora", "strategy"),
+    [
+        ("rloo", "lora.rank=4", {}),
+        pytest.param("grpo", "lora.rank=4", {}, marks=pytest.mark.slow),
+        pytest.param("rloo", "lora=null", FSDP2, marks=pytest.mark.slow),
+        pytest.param("grpo", "lora.rank=4", FSDP2, marks=pytest.mark.slow),
+    ],
+)
 def test_rloo_and_grpo_are_those_of_one_process(
-    workspace: Workspace, finished_run: Path, tmp_path: Path, aligner: str
+    workspace: Workspace, finished_run: Path, tmp_path: Path, aligner: str, lora: str, strategy: dict[str, str]
 ) -> None:
-    keys = ("iterations=4", "rollouts=8", "batch_size=8", "learning_rate=1e-3", "save_every=2", "lora.rank=4")
+    keys = ("iterations=4", "rollouts=8", "batch_size=8", "learning_rate=1e-3", "save_every=2", lora)
     settings = (f"aligner={aligner}", *(f"{aligner}.{key}" for key in keys))
     one, two = tmp_path / "one", tmp_path / "two"
     for run in (one, two):
         shutil.copytree(finished_run, run)
     workspace.run(one, *settings)
-    workspace.launch(aligner, two, *settings)
+    workspace.launch(aligner, two, *settings, **strategy)
     ours, theirs = (
         [json.loads(line) for line in (run / aligner / "history.jsonl").read_text().splitlines()] for run in (two, one)
     )

@@ -105,10 +105,12 @@ class Workspace:
         command += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--num_machines", "1"]
         return self.finish([*command, *program, *options], ACCELERATE_USE_CPU="true", **environment)
 
-    def signal_stage_when(self, path: Path, stage: str, run: Path, *overrides: str, processes: int) -> None:
+    def signal_stage_when(
+        self, path: Path, stage: str, run: Path, *overrides: str, processes: int, **environment: str
+    ) -> None:
         """Kills one stage under accelerate as soon as `path` exists."""
         program = [str(ROOT / "tests" / "support" / "signalled.py"), str(path), str(int(signal.SIGKILL)), stage]
-        done = self._launched(processes, program, self.options(run, *overrides))
+        done = self._launched(processes, program, self.options(run, *overrides), **environment)
         assert done.returncode != 0
         assert path.exists(), f"ended before the signal:\n{done.stderr[-3000:]}"
 
@@ -146,9 +148,9 @@ def timeless(value: Any) -> Any:
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
-def history(run: Path) -> list[dict[str, Any]]:
-    """PPO's history without seconds."""
-    return [timeless(json.loads(line)) for line in (run / "ppo" / "history.jsonl").read_text().splitlines()]
+def history(run: Path, stage: str = "ppo") -> list[dict[str, Any]]:
+    """An aligner's history without seconds."""
+    return [timeless(json.loads(line)) for line in (run / stage / "history.jsonl").read_text().splitlines()]
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
