@@ -63,6 +63,7 @@ OWNED = {
     "temperature": "ppo.temperature",
     "top_p": "ppo.top_p",
     "max_completion_length": "model.max_response_tokens",
+    "use_vllm": "rollout.engine",
 }
 """Arguments that a stage sets itself -> the keys that do what is meant; "" where there is none. {}: the section."""
 ON_PROMPTS = dict.fromkeys(("num_train_epochs", "max_steps"), "{}.iterations") | dict.fromkeys(

@@ -19,9 +19,9 @@ Log-probabilities are at the temperature of sampling, dropout is off, and π_ref
 sft/model in full fine-tuning.
 
 Own code replaces two steps of TRL's: prompts are rendered by the pipeline's renderer, and responses are sampled with
-noise keyed by step and place, so that neither a restart nor the number of processes changes them. (`use_vllm` in
-`trainer_args` leaves sampling to TRL; never run here.) TRL shuffles each process's share of an iteration before it cuts
-it into batches, so with several steps per iteration the losses depend on the number of processes after all.
+noise keyed by step and place, so that neither a restart nor the number of processes changes them. TRL shuffles each
+process's share of an iteration before it cuts it into batches, so with several steps per iteration the losses depend on
+the number of processes after all.
 """
 
 from __future__ import annotations
@@ -181,8 +181,6 @@ class PessimisticRloo(_OnPessimisticReward, RLOOTrainer):
     _tag_names = ["trl", "rloo", "private-rlhf"]  # noqa: RUF012 - as in the parent class
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        if self.use_vllm:
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         return self._respond(prompt_ids)
 
 
@@ -192,8 +190,6 @@ class PessimisticGrpo(_OnPessimisticReward, GRPOTrainer):
     _tag_names = ["trl", "grpo", "private-rlhf"]  # noqa: RUF012 - as in the parent class
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        if self.use_vllm:
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         return self._respond(prompt_ids), None
 
 

@@ -303,6 +303,7 @@ def test_references_are_drawn_for_every_prompt(problem: Problem, base: Path) -> 
         ({}, {"micro_batch_size": 3}, "batch_size 16 must be a multiple of 1 process"),
         ({}, {"trainer_args": {"loss_tipe": "x"}}, "has no 'loss_tipe'"),
         ({}, {"trainer_args": {"beta": 0.1}}, "trainer_args.beta is set by the stage itself: use .*kl_coef"),
+        ({}, {"trainer_args": {"use_vllm": True}}, "trainer_args.use_vllm is set .*: use rollout.engine"),
     ],
 )
 def test_what_cannot_run_is_one_line(
