@@ -18,13 +18,14 @@ from private_rlhf.core import atomic
 from private_rlhf.core.atomic import appending, read_rows
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import share_text
-from private_rlhf.core.world import World, barrier, device_type, join_world
+from private_rlhf.core.world import World, barrier, declared_world, device_type, join_world
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_prompts
 from private_rlhf.data.release import MESSAGE_KEYS
 from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.evaluation.judges import judged_pairs, judged_rates, make_judge, truth_judge
 from private_rlhf.evaluation.rates import NOT_AT_EQUAL_LENGTH
+from private_rlhf.lm.distributed import make_accelerator, split_frozen
 from private_rlhf.lm.drawing import TransformersEngine
 from private_rlhf.lm.generate import Sampling, sample_key
 from private_rlhf.lm.model_card import read_rendering
@@ -158,6 +159,7 @@ def shared_answers(
     of = hashlib.sha256(json.dumps([description, purpose, device_type()], sort_keys=True).encode()).hexdigest()
     earlier = {} if partial is None else kept_answers(partial, of)
     missing = [batch for batch in batches if not earlier.keys() >= set(batch)]
+    missing += [[]] * (-len(missing) % world.size)  # where weights are split, each pass needs every process
     barrier(world)  # all have read what is there before one adds to it
     new: dict[int, str] = {}
     mine = missing[world.rank :: world.size]
@@ -218,9 +220,8 @@ def load_sampler(
 ) -> Callable[[Sequence[Prompt], Sequence[int]], list[str]]:
     """A function that samples one answer to each prompt, with the noise of its key (`sample_key`). connect: gives the
     drawing function of servers, from the model and the renderer; None: the model draws."""
-    device = torch.device(device_type())
-    model: Any = load_causal_lm(path, stored_dtype(path, device.type))
-    model.to(device)
+    whole = load_causal_lm(path, stored_dtype(path, device_type()))
+    model = split_frozen(make_accelerator(declared_world()), whole)
     sampling = Sampling(renderer.max_response_tokens, temperature)
     own = TransformersEngine(None, renderer.tokenizer, EvaluateConfig().batch_size)
     draw = own.draw if connect is None else connect(model, renderer)

@@ -35,6 +35,7 @@ def test_each_process_samples_what_it_would_alone(folder: Path, rank: int) -> No
     seen = json.loads((folder / f"seen-{rank}.json").read_text())
     assert [len(rows) for rows in seen["sharded"]] == ([5, 0, 20] if rank == 0 else [1, 5, 4])
     assert seen["sharded"] == seen["whole"]
+    assert seen["compared"] == seen["whole"][:1]
 
 
 def test_responses_ended_in_different_strides(folder: Path) -> None:

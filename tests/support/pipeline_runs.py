@@ -92,9 +92,11 @@ class Workspace:
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 
-    def launch_command(self, *arguments: str, processes: int) -> subprocess.CompletedProcess[str]:
+    def launch_command(
+        self, *arguments: str, processes: int, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """A command of `private-rlhf` under accelerate."""
-        done = self._launched(processes, ["-m", "private_rlhf.cli"], list(arguments))
+        done = self._launched(processes, ["-m", "private_rlhf.cli"], list(arguments), **environment)
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from private_rlhf.evaluation.checkpoint_comparison import load_sampler
 from private_rlhf.lm.base_models import tiny_config
 from private_rlhf.lm.distributed import is_sharded
+from private_rlhf.lm.drawing import TransformersEngine
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.saving import write_checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -22,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaForCausalLM
 
-from support.two_processes import gloo_pair
+from support.two_processes import FSDP, gloo_pair
 
 PROMPTS = {0: [[3, 4], [5], [2, 6, 7, 3, 4], [7, 7, 7], [4, 2]], 1: [[6, 2]]}
 CAP = 20  # three strides; an end-of-turn is one token of eight, so that responses end in all of them
@@ -31,6 +34,20 @@ CAP = 20  # three strides; an end-of-turn is one token of eight, so that respons
 def sample(model: Any, rank: int, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
     keys = [sample_key("sharded", rank, i) for i in range(len(prompts))]
     return sample_responses(model, prompts, keys, Sampling(CAP), pad_token_id=0, eos_token_id=1, batch_size=batch_size)
+
+
+def answers(checkpoint: Path, rank: int) -> list[list[int]]:
+    """Those of `evaluate --policy`, from weights that it has split itself."""
+
+    def drawing(model: Any, renderer: Any) -> Any:
+        assert is_sharded(model)
+        return TransformersEngine(None, renderer.tokenizer, 8).draw
+
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
+    renderer: Any = SimpleNamespace(tokenizer=tokenizer, max_response_tokens=CAP, prompt_ids=list, text=list)
+    prompts: Any = PROMPTS[rank]
+    keys = [sample_key("sharded", rank, i) for i in range(len(prompts))]
+    return load_sampler(str(checkpoint), renderer, connect=drawing)(prompts, keys)  # type: ignore[return-value]
 
 
 def split(model: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -59,6 +76,9 @@ def main(folder: Path, rank: int) -> None:
             tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None, eos_token_id=1)
             write_checkpoint(whole, state, tokenizer, folder / "model", "float32")
             whole.save_pretrained(folder / "expected")
+        torch.distributed.barrier()
+        os.environ.update(FSDP)
+        seen["compared"] = [answers(folder / "expected", rank)]
         (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
