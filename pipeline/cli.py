@@ -111,9 +111,9 @@ def run(
     directory = RunDir(run_dir or Path("runs") / recipe.name)
     selection = runner.Selection(start=start, only=only)
     if dry_run:
+        recipe = runner.resolved(recipe, directory, declared_world(), selection.names)
         from private_rlhf.commands.costs import NOTE, limits, stage_costs
 
-        recipe = runner.resolved(recipe, directory, declared_world())
         lines = runner.check(recipe, directory, selection, planned)
         if any(line.runs and line.stage.releases for line in lines):
             print_lines(*head_lines(recipe))
@@ -335,14 +335,18 @@ def evaluate(
     if output is not None:
         result = json_with("judge", "policy", "reference", "pairs")
         output = output_file(output, "--output", rewrites=result, inputs=(policy, reference, prompts), force=force)
-    from private_rlhf.evaluation.checkpoint_comparison import MAX_PROMPT_TOKENS, compare
     from private_rlhf.evaluation.judges import parse_judge
+    from private_rlhf.lm.model_folders import check_given
+
+    check_given({"--policy": ours, "--reference": theirs}, file)
+    referee = parse_judge(named, public=bool(judge_public), allow_http=bool(judge_http))
+    from private_rlhf.evaluation.checkpoint_comparison import MAX_PROMPT_TOKENS, compare
 
     line = compare(
         ours,
         theirs,
         file,
-        parse_judge(named, public=bool(judge_public), allow_http=bool(judge_http)),
+        referee,
         output=output,
         seed=seed or 0,
         limit=limit,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,14 +179,17 @@ def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
         _check_made_by(recipe, run, upstream)
 
 
-def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
-    """The recipe with a stated `model.dtype` (`numerics.resolve_dtype`). UserError: it lacks preferences, or the run
-    directory is another recipe's.
+def resolved(recipe: Recipe, run: RunDir, world: World, names: Collection[str]) -> Recipe:
+    """The recipe with a stated `model.dtype` (`numerics.resolve_dtype`). UserError: it lacks preferences, the run
+    directory is another recipe's, or what the stages `names` read is not there.
     """
-    from private_rlhf.lm.numerics import resolve_dtype
-
     recipe.data.check_preferences()
     run.check(recipe.name)
+    for stage in stages_of(recipe):
+        if stage.name in names:
+            stage.check_sources(recipe, run)
+    from private_rlhf.lm.numerics import resolve_dtype
+
     model = resolve_dtype(recipe.model, run.saved("model", "dtype"), run.root, world)
     return replace(recipe, model=model)
 
@@ -199,7 +202,7 @@ def execute(
     accept_code: results of other code stay. launcher: starts the processes of the stages that take several.
     """
     world = join_world()
-    recipe = resolved(recipe, run, world)
+    recipe = resolved(recipe, run, world, selection.names)
     lines = check(recipe, run, selection, world if launcher is None else World(0, launcher.processes))
     skipped = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
     accepted = _check_code(skipped, run, accept_code)
@@ -237,7 +240,7 @@ def _accept(code: Mapping[str, dict[str, str]], run: RunDir, world: World) -> No
 def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = False) -> None:
     """Runs one stage, as `python -m private_rlhf.stages.NAME` does; a complete one is skipped."""
     world = join_world()
-    recipe = resolved(recipe, run, world)
+    recipe = resolved(recipe, run, world, [name])
     _check_stage(name, recipe)
     stage = stage_of(name)
     reason = _why_run(stage, recipe, run, set())

@@ -40,7 +40,6 @@ from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import Row, run_splits
 from private_rlhf.labelling.questions import read_rows
-from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import LevelledResponse, RandomizedResponse
@@ -114,6 +113,8 @@ def verify(
         silent = replace(recipe.ppo, report_to=[], report_samples=False)  # trackers keep times
         recipe = replace(recipe, reward=replace(recipe.reward, accept_coin=True), ppo=silent)  # their labels are coins
         barrier(world)
+        from private_rlhf.lm.base_models import base_checkpoint  # slow: wrong input is refused first
+
         base_checkpoint(recipe.model)  # before the first twin, or the second would find what the first made
         for name in TWINS:
             if world.main:

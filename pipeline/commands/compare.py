@@ -87,6 +87,9 @@ def sample(
     config: Annotated[Path | None, typer.Option("--config", help="Recipe of its run, whose servers draw.")] = None,
 ) -> None:
     """Print sampled answers of a policy."""
+    from private_rlhf.lm.model_folders import check_given
+
+    check_given({"--policy": policy})
     from private_rlhf.evaluation.checkpoint_comparison import sample_text
 
     servers, folder = ({}, None) if config is None else servers_of(config, Path(policy).expanduser())

@@ -55,7 +55,7 @@ def design(
     force: Force = False,
 ) -> None:
     """Forecast what labels would bring at each ε, before anyone is asked; with a paragraph for a consent form."""
-    check_installed("train", "report")
+    check_installed("report")
     if agreement is not None and (pilot is not None or not 0.5 < agreement < 1.0):
         rule = "lie between 0.5 and 1" if pilot is None else "be left out with --pilot, which estimates it"
         raise UserError(f"--agreement must {rule}, got {agreement:g}: 0.65 is common, 0.5 is a coin")
@@ -67,6 +67,12 @@ def design(
         output = output_file(output, "--output", rewrites=begins_with(PAGE), force=force)
         figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), force=force)
     from private_rlhf.core import atomic
+    from private_rlhf.data.release import read_release
+    from private_rlhf.lm.model_folders import check_given
+
+    check_given({"--policy": policy} if policy else {}, prompts)
+    if pilot is not None:
+        read_release(pilot)
     from private_rlhf.evaluation.forecast import DELTA, Answers, Forecast, central_worth, forecasts, margin_scale
     from private_rlhf.report.plots import retained_curve, svg_file
 

@@ -7,21 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import bootstrap_mean, wilson
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.evaluation.chat_judge import ChatJudge, messages
 from private_rlhf.evaluation.rates import agreement, beats, decided_win_rate, length_controlled
 from private_rlhf.evaluation.truths import HUMAN, load_truth, reward_function
-from private_rlhf.lm.logprobs import response_forward, token_batches
 from private_rlhf.lm.model_folders import check_lm_folder, weights_digest
-from private_rlhf.lm.rows import sharing_of
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.recipe.load import parse
+
+if TYPE_CHECKING:
+    import torch
 
 ORDERS = ("policy_first", "reference_first")
 VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
@@ -73,6 +73,8 @@ def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) ->
     kind, _, target = name.partition(":")
     if kind == "truth" and not target:
         return None
+    if kind in ("rm", "lm") and target and not Path(target).is_dir():
+        raise UserError(f"--judge {kind}: must go with a checkpoint folder, got {target}: check the path")
     if kind == "rm" and target:
         return JudgeSettings(path=Path(target), public=public)
     if kind == "lm" and target:
@@ -111,6 +113,7 @@ def make_judge(
         return human_judge()
     if settings.lm is not None:
         return LmJudge(settings.lm, device)
+    import torch
     from private_rlhf.reward_models.external import external_scorer
 
     assert settings.path is not None
@@ -214,15 +217,19 @@ class LmJudge:
         text = f"{instructions}\n\n{question['content']}\n\n{QUESTION}"
         return self.renderer.prompt_ids(text) if self.renderer.prompt_size(text) < self.positions else None
 
-    @torch.no_grad()
     def _log_odds(self, questions: Sequence[list[int] | None]) -> list[float | None]:
         """log P(A)/P(B) as the next token, of each question."""
+        import torch
+        from private_rlhf.lm.logprobs import response_forward, token_batches
+        from private_rlhf.lm.rows import sharing_of
+
         places = [place for place, question in enumerate(questions) if question is not None]
         rows = [(questions[place] or [], [self.letters[0]]) for place in places]
         log_odds: list[float | None] = [None] * len(questions)
         pad = self.renderer.tokenizer.pad_token_id
         for indices, batch in token_batches(rows, pad, BATCH, self.device, sharing_of(self.model)):
-            logits = response_forward(self.model, batch)[0].float()
+            with torch.no_grad():
+                logits = response_forward(self.model, batch)[0].float()
             odds = logits[:, self.letters[0]] - logits[:, self.letters[1]]
             for index, value in zip(indices, odds.tolist(), strict=True):
                 log_odds[places[index]] = value

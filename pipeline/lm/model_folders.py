@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from private_rlhf.core.code import PACKAGE
+from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError
-from private_rlhf.recipe import ExtraRewardSettings, JudgeSettings, ModelConfig
+from private_rlhf.recipe import ExtraRewardSettings, JudgeSettings, ModelConfig, is_hub_id
 
 
 def check_checkpoint(name: str, where: str, others: str = "") -> str:
@@ -29,6 +30,15 @@ def check_checkpoint(name: str, where: str, others: str = "") -> str:
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or parent_is_here:
         raise UserError(f"{where} must be a checkpoint folder, a hub id owner/name{others}, got '{name}'")
     return name
+
+
+def check_given(checkpoints: dict[str, str], prompts: str = "embedded") -> None:
+    """Check that checkpoints, by option, and prompts are there, before torch is imported. UserError otherwise."""
+    check_installed("train")
+    for option, name in checkpoints.items():
+        check_checkpoint(name, option)
+    if not (prompts == "embedded" or is_hub_id(prompts) or Path(prompts).exists()):
+        raise UserError(f"--prompts must be `embedded` or a file with prompts, got {prompts}: check the path")
 
 
 def check_no_adapter(folder: Path, where: str) -> None:

@@ -19,9 +19,10 @@ from private_rlhf.data.inputs import input_digest
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.row_counts import RowCounts
 from private_rlhf.evaluation.truths import load_truth
-from private_rlhf.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
+from private_rlhf.lm.model_folders import check_checkpoint, extra_reward_digests, folder_digest, judge_digests
 from private_rlhf.recipe import ALIGNERS, Recipe
 from private_rlhf.stages.checks import (
+    POSITIONS,
     check_backbone,
     check_base_model,
     check_bits,
@@ -86,9 +87,12 @@ class Stage:
     def check_batches(self, recipe: Recipe, world: World) -> None:
         """Every global batch is a whole number of micro-batches per process. Raises: UserError."""
 
+    def check_sources(self, recipe: Recipe, run: RunDir) -> None:
+        """Check that what it reads by path is there, before torch is imported. Raises: UserError."""
+        check_first_rows(recipe.data, self.texts)
+
     def check(self, recipe: Recipe, world: World) -> None:
         """Checks of the recipe that take a second or two, before any stage starts. Raises: UserError."""
-        check_first_rows(recipe.data, self.texts)
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         """Checks of the data. new_release: labels are about to be released. Raises: UserError."""
@@ -126,6 +130,11 @@ class Privatize(Stage):
         source = recipe.data.preferences
         return {source: folder_digest(Path(source).expanduser())} if names_bundle(source) else {}
 
+    def check_sources(self, recipe: Recipe, run: RunDir) -> None:
+        source = self._raw_source(recipe, run)
+        if source.in_files:
+            source.open_sources()
+
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         source = self._raw_source(recipe, run)
         source.check_input(recipe.evaluation_labels)
@@ -148,7 +157,6 @@ class Trained(Stage):
         global_batch(self.name, settings.batch_size, settings.micro_batch_size, world)
 
     def check(self, recipe: Recipe, world: World) -> None:
-        super().check(recipe, world)
         check_trainer_args(self.name, recipe, world)
         check_trackers(recipe.ppo.report_to)
 
@@ -169,6 +177,11 @@ class Sft(Trained):
         source = recipe.model.source
         base = Path(source).expanduser()
         return super().inputs(recipe) | ({source: folder_digest(base)} if base.is_dir() else {})
+
+    def check_sources(self, recipe: Recipe, run: RunDir) -> None:
+        super().check_sources(recipe, run)
+        if recipe.model.source not in POSITIONS:
+            check_checkpoint(recipe.model.source, "model.source", ", 'smollm2' or 'tiny'")
 
     def check(self, recipe: Recipe, world: World) -> None:
         check_base_model(recipe)
@@ -245,7 +258,6 @@ class ByPpo(OnReward):
 
     def check(self, recipe: Recipe, world: World) -> None:
         check_policy(recipe.ppo)
-        super().check(recipe, world)
 
 
 class Ppo(ByPpo):
@@ -323,7 +335,6 @@ class Evaluate(Stage):
     def check(self, recipe: Recipe, world: World) -> None:
         if (judge := recipe.evaluate.judge) is not None:
             check_judge(judge)
-        super().check(recipe, world)
 
 
 class Count(Stage):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,16 @@ def test_the_process_exits_with_2_and_says_one_line(workspace: Workspace, tmp_pa
     line = f"private-rlhf: {TINY}: unknown key 'ppo.iteratoins'; did you mean 'iterations'?"
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [line])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_path_that_is_not_there_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    run, judge = f"run --config={TINY} --run-dir=r", "--reference=o/b --prompts=nope.jsonl --judge=truth"
+    lines = (f"{run} --data=nope", f"{run} --data=nope --dry-run", f"{run} data.prompts=nope.jsonl", "compare a b",
+             f"{run} model.source=/nope", f"verify-run --config={TINY} --data=nope", "sample --policy=nope hi",
+             f"evaluate --policy=nope {judge}", f"evaluate --policy=o/a {judge}",
+             "design --people=9 --answers=9 --epsilon=1 --policy=nope")  # fmt: skip
+    program = f"from private_rlhf.cli import main\nimport sys\nfor line in {lines!r}:\n" + (
+        "    assert main(line.split()) == 2 and 'torch' not in sys.modules, line\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ def test_the_chat_judge_gets_the_whole_dialogue() -> None:
     }
 
 
-def test_names_are_read() -> None:
+def test_names_are_read(tmp_path: Path) -> None:
     assert parse_judge("truth") is None
     judge = parse_judge("openai:https://h:1/v1#gpt")
     assert judge is not None
@@ -77,8 +77,8 @@ def test_names_are_read() -> None:
     plain = parse_judge("openai:http://localhost:8000/v1", allow_http=True)
     assert plain is not None
     assert (plain.url, plain.model) == ("http://localhost:8000/v1", "default")
-    assert parse_judge("rm:a/b", public=True) == JudgeSettings(path=Path("a/b"), public=True)
-    assert parse_judge("lm:a/b") == JudgeSettings(lm=Path("a/b"), public=True)
+    assert parse_judge(f"rm:{tmp_path}", public=True) == JudgeSettings(path=tmp_path, public=True)
+    assert parse_judge(f"lm:{tmp_path}") == JudgeSettings(lm=tmp_path, public=True)
     assert parse_judge("embedding") == JudgeSettings(embedding=True)
 
 

@@ -28,7 +28,7 @@ def stub_stages(monkeypatch: pytest.MonkeyPatch, body: Body = lambda _: {}) -> l
             write_json(context.folder / "evaluation.json", {})
         return report
 
-    raw_source = types.SimpleNamespace(input_unchanged=lambda: True, check_input=lambda _: None)
+    raw_source = types.SimpleNamespace(in_files=False, input_unchanged=lambda: True, check_input=lambda _: None)
     module = types.SimpleNamespace(run=run, RawSource=lambda *_: raw_source)
     monkeypatch.setattr(Stage, "load", lambda _: module)
     monkeypatch.setattr(runner, "preflight", lambda *_: None)
