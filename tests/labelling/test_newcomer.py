@@ -181,4 +181,6 @@ def test_whoever_answered_is_thanked(tmp_path: Path, tab: Tab) -> None:
             answer(tab, "ArrowLeft")
         tab.wait("byId('end').checkVisibility()")
         assert "You gave 2 answers" in tab.run("byId('end').innerText")
+        headings = "[...document.querySelectorAll('h1')].filter((h) => h.checkVisibility()).map((h) => h.textContent)"
+        assert tab.run(headings) == [LANGUAGES["en"]["thanks"]]
         assert tab.run("byId('meter').value") == 1
