@@ -68,10 +68,10 @@ def serve(
     answers.ask(questions)
     with LabelServer(answers, host, port, run and run / "online" / "history.json", url, text) as server:
         answers.keep_url(server.url)
-        of_answer = f"ε = {' or '.join(f'{level:g}' for level in answers.levels)} an answer, "
-        most = f"so {answers.most} answers{' at the largest' * answers.has_levels}"
-        terms = of_answer + ("no limit" if answers.budget is None else f"{answers.budget:g} ({most})")
-        print_lines(f"{answers.asked()} questions, {len(answers.persons())} people; {terms} a person")
+        terms = f"ε = {' or '.join(f'{level:g}' for level in answers.levels)} an answer, "
+        terms += "no limit for a person" if answers.budget is None else f"{answers.budget:g} a person: "
+        terms += f"room for {answers.most} at ε = {answers.epsilon:g}" if answers.budget else ""
+        print_lines(f"{answers.asked()} questions, {len(answers.persons())} people; {terms}")
         print_lines(f"page SHA-256 {server.page.sha256}")
         print_lines(f"progress: {server.url}operator#{server.operator}")
         print_lines(f"listening on port {server.port} of {host} for {server.url}")

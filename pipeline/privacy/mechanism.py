@@ -159,8 +159,8 @@ class LevelledResponse:
         """The mechanism for the levels' ε, in any order. UserError, which calls them `name`, for fewer than two."""
         rising = sorted({check_epsilon(level, name) for level in levels})
         if not 2 <= len(rising) == len(levels) <= MOST_LEVELS:
-            raise UserError(f"{name} must be 2 to {MOST_LEVELS} different numbers, got {list(levels)}: for one ε leave"
-                            " the column out")  # fmt: skip
+            raise UserError(f"{name} must be 2 to {MOST_LEVELS} different numbers, got {list(levels)}: for one ε,"
+                            " give epsilon instead")  # fmt: skip
         return cls(tuple(map(RandomizedResponse, rising)))
 
     @property
