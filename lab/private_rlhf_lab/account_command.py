@@ -1,4 +1,4 @@
-"""`private-rlhf-lab account KIND …`: accountants of the papers' mechanisms; a guarantee as JSON on stdout."""
+"""`private-rlhf-lab account KIND …`: accountants of the papers' mechanisms; a guarantee in words or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from private_rlhf_lab.accounting.draws import Thresholds
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="(ε, δ) of a mechanism from its parameters, as JSON: epsilon, delta, statement, assumptions.",
+    help="Compute (ε, δ) of a mechanism from its parameters: what is promised, in words, and what is assumed.",
 )
 
 KlCoef = Annotated[float, typer.Option("--kl-coef", help="η: coefficient of KL(π‖π0), in reward units, > 0.")]
@@ -41,7 +41,7 @@ def bandit(
     unconditional: Annotated[
         bool, typer.Option("--unconditional", help="Pure for all data: an unseen arm counts as one record of 0.")
     ] = False,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """One pull of a Gibbs bandit policy: pure with --min-count or --unconditional, otherwise approximate."""
     approximate = {
@@ -55,15 +55,16 @@ def bandit(
         rest = ", ".join([*pure[1:], *used])
         raise UserError(f"{pure[0]} (pure) does not go with {rest}: drop one kind")
     if unconditional:
-        print_guarantee(draws.bandit_unconditional, kl_coef, pessimism, reward_range)
+        print_guarantee(draws.bandit_unconditional, kl_coef, pessimism, reward_range, as_json=as_json)
         return
     if min_count is not None:
-        print_guarantee(draws.bandit_pure, kl_coef, pessimism, reward_range, min_count)
+        print_guarantee(draws.bandit_pure, kl_coef, pessimism, reward_range, min_count, as_json=as_json)
         return
     if len(used) < len(approximate):
         raise UserError(f"account bandit needs --min-count, or all of {', '.join(approximate)}: pass one kind")
     accountant = draws.bandit_approximate
-    print_guarantee(accountant, kl_coef, pessimism, reward_range, max_count, coverage_ratio, reference_mass)
+    given = (kl_coef, pessimism, reward_range, max_count, coverage_ratio, reference_mass)
+    print_guarantee(accountant, *given, as_json=as_json)
 
 
 @app.command()
@@ -80,12 +81,12 @@ def linear(
     core: Core = None,
     reference_odds: Odds = None,
     separation: Apart = None,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """One action of a Gibbs policy on a ridge estimate; features of norm at most 1. With --tau approximate."""
     split = _thresholds(tau, core, reference_odds, separation)
     options = {"thresholds": split, "parameter_norm": parameter_norm}
-    print_guarantee(draws.linear_draw, kl_coef, pessimism, reward_abs_max, lambda_min, rows, **options)
+    print_guarantee(draws.linear_draw, kl_coef, pessimism, reward_abs_max, lambda_min, rows, **options, as_json=as_json)
 
 
 @app.command()
@@ -101,7 +102,7 @@ def rlhf(
     core: Core = None,
     reference_odds: Odds = None,
     separation: Apart = None,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """One response of a Gibbs policy on a constrained Bradley–Terry fit, frozen features. With --tau approximate."""
     print_guarantee(
@@ -114,6 +115,7 @@ def rlhf(
         pessimism=pessimism,
         ridge=ridge,
         thresholds=_thresholds(tau, core, reference_odds, separation),
+        as_json=as_json,
     )
 
 
@@ -124,10 +126,11 @@ def rlhf_features(
     action_width: Annotated[float, typer.Option("--action-width", help="Largest ‖φ_a − φ_b‖ over Σ^½, of a prompt.")],
     pair_width: Annotated[float, typer.Option("--pair-width", help="Largest ‖x‖ over Σ^½, of the pairs in the data.")],
     feature_norm: Annotated[float, typer.Option("--feature-norm", help="Largest ‖φ‖, > 0.")] = 1.0,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """One response as by `rlhf`, label notion, for these features: never more than the worst case."""
-    print_guarantee(draws.rlhf_label_instance, kl_coef, parameter_norm, action_width, pair_width, feature_norm)
+    given = (kl_coef, parameter_norm, action_width, pair_width, feature_norm)
+    print_guarantee(draws.rlhf_label_instance, *given, as_json=as_json)
 
 
 @app.command()
@@ -136,25 +139,25 @@ def inexact(
     delta: Delta = 0.0,
     distance: Annotated[float | None, typer.Option("--distance", help="Total variation from it, in [0, 1].")] = None,
     log_error: Annotated[float | None, typer.Option("--log-error", help="Or |log π̂/π| everywhere, nats.")] = None,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """One draw from a policy that is near the exact one, for both neighbouring data sets."""
     if (distance is None) == (log_error is None):
         raise UserError("account inexact needs --distance or --log-error: pass one of them")
     if distance is not None:
-        print_guarantee(composition.inexact_total_variation, epsilon, delta, distance)
+        print_guarantee(composition.inexact_total_variation, epsilon, delta, distance, as_json=as_json)
     else:
-        print_guarantee(composition.inexact_pointwise, epsilon, delta, log_error)
+        print_guarantee(composition.inexact_pointwise, epsilon, delta, log_error, as_json=as_json)
 
 
 @app.command()
 def combined(
     epsilon_draw: Annotated[float, typer.Option("--epsilon-draw", help="ε of the draw in each randomised label.")],
     epsilon_label: Annotated[float, typer.Option("--epsilon-label", help="ε of randomised response.")],
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """One draw from a policy fitted to randomised labels, where nothing but the draw is released."""
-    print_guarantee(composition.combined_draw, epsilon_draw, epsilon_label)
+    print_guarantee(composition.combined_draw, epsilon_draw, epsilon_label, as_json=as_json)
 
 
 @app.command()
@@ -163,10 +166,10 @@ def repeated(
     draws: Annotated[int, typer.Option("--draws", help="m ≥ 1, fixed in advance.")],
     target_delta: TargetDelta,
     delta: Delta = 0.0,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """m draws from one Gibbs policy."""
-    print_guarantee(composition.repeated_draws, epsilon, delta, draws, target_delta)
+    print_guarantee(composition.repeated_draws, epsilon, delta, draws, target_delta, as_json=as_json)
 
 
 @app.command()
@@ -178,12 +181,12 @@ def dptd(
     neighbors: Annotated[str, typer.Option("--neighbors", help="transition | trajectory")],
     rows: Annotated[int | None, typer.Option("--rows", help="n: transitions; needed for transition.")] = None,
     trajectories: Annotated[int | None, typer.Option("--trajectories", help="m; needed for trajectory.")] = None,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """T steps of private primal-dual TD, both players jointly."""
     from private_rlhf_lab.accounting.dptd import dptd as accountant
 
-    print_guarantee(accountant, rows, steps, clip, sigma, target_delta, neighbors, trajectories)
+    print_guarantee(accountant, rows, steps, clip, sigma, target_delta, neighbors, trajectories, as_json=as_json)
 
 
 @app.command("private-rl")
@@ -194,12 +197,12 @@ def private_rl(
     sensitivity: Annotated[
         float, typer.Option("--sensitivity", help="Largest change of a score under one replaced trajectory, > 0.")
     ],
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """M exponential mechanisms: the exponent that a total ε allows, by exact, zCDP, advanced and basic composition."""
     from private_rlhf_lab.accounting.private_rl import private_rl as accountant
 
-    print_guarantee(accountant, updates, epsilon_total, delta, sensitivity)
+    print_guarantee(accountant, updates, epsilon_total, delta, sensitivity, as_json=as_json)
 
 
 def _thresholds(

@@ -1,8 +1,9 @@
-"""`private-rlhf account KIND …`: an accountant on the command line, its guarantee as JSON on stdout."""
+"""`private-rlhf account KIND …`: an accountant on the command line, its guarantee in words or as JSON."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="(ε, δ) of a mechanism from its parameters, as JSON: epsilon, delta, statement, assumptions.",
+    help="Compute (ε, δ) of a mechanism from its parameters: what is promised, in words, and what is assumed.",
 )
 IN_THE_LAB = ("bandit", "linear", "rlhf", "rlhf-features", "inexact", "combined", "repeated", "dptd", "private-rl")
 for kind in IN_THE_LAB:
     refuse_moved(app, kind, f"account {kind}")
 
-AsJson = Annotated[bool, typer.Option("--json", help="JSON, which is also the default and the only format.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, not words.")]
 
 
 @app.command("randomized-response")
@@ -29,12 +30,12 @@ def randomized_response(
     epsilon: Annotated[float, typer.Option("--epsilon", help="ε of one label, > 0.")],
     labels_per_person: Annotated[int, typer.Option("--labels-per-person", help="Most labels of one person, ≥ 1.")],
     target_delta: Annotated[float, typer.Option("--target-delta", help="δ of the exact (ε, δ) beside m·ε.")] = 1e-6,
-    as_json: AsJson = True,
+    as_json: AsJson = False,
 ) -> None:
     """All labels of one person under randomised response."""
     from private_rlhf.accounting.people import randomized_response as accountant
 
-    print_guarantee(accountant, epsilon, labels_per_person, target_delta)
+    print_guarantee(accountant, epsilon, labels_per_person, target_delta, as_json=as_json)
 
 
 @app.command()
@@ -43,18 +44,18 @@ def person(
     questions: Annotated[int, typer.Option("--questions", help="n: the most that anyone is asked, ≥ 1.")] = 0,
     given: Annotated[str, typer.Option("--answers", help="Instead: how many were given at each ε, 0.5:10,4:2.")] = "",
     target_delta: Annotated[float, typer.Option("--target-delta", help="δ of the exact (ε, δ) beside E.")] = 1e-6,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a table of answers per person and their ε within a budget, the best marked; or what answers cost (JSON)."""
+    """Print a table of answers per person and their ε within a budget, the best marked; or what answers cost."""
     from private_rlhf.accounting import people
 
     if given and (budget or questions):
         raise UserError("--answers must be given without --budget and --questions: leave them out")
     if given:
-        print_guarantee(people.at_levels, _by_level(given), target_delta)
+        print_guarantee(people.at_levels, _by_level(given), target_delta, as_json=as_json)
         return
     if as_json:
-        print_guarantee(people.person, budget, questions, target_delta)
+        print_guarantee(people.person, budget, questions, target_delta, as_json=True)
         return
     best = guarantee_of(people.person, budget, questions, target_delta)
     print_lines(f"answers  ε of each  information  ε at δ = {target_delta:g}")
@@ -82,6 +83,22 @@ def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: 
         raise UserError(f"--{refusal.name.replace('_', '-')} {refusal.problem}") from None
 
 
-def print_guarantee(accountant: Callable[..., Guarantee], *values: Any, **options: Any) -> None:
-    """Print the accountant's guarantee as JSON. UserError: as `guarantee_of`."""
-    print_lines(json.dumps(guarantee_of(accountant, *values, **options).as_dict(), indent=2, allow_nan=False))
+def print_guarantee(accountant: Callable[..., Guarantee], *values: Any, as_json: bool = False, **options: Any) -> None:
+    """Print the accountant's guarantee in words, or as JSON. UserError: as `guarantee_of`."""
+    promised = guarantee_of(accountant, *values, **options)
+    if as_json:
+        print_lines(json.dumps(promised.as_dict(), indent=2, allow_nan=False))
+        return
+    factor = f"{math.exp(promised.epsilon):.4g}" if promised.epsilon < 700 else "e^ε"
+    words = f"ε = {promised.epsilon:.6g}: the odds of any guess change by at most a factor of {factor}"
+    words += f", but for δ = {promised.delta:g}" if promised.delta else ""
+    lines = [f"{name}: {_plain(value)}" for name, value in promised.details.items()]
+    print_lines(promised.statement, words, *lines, "if", *(f"  {each}" for each in promised.assumptions))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(_plain, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""`private-rlhf account KIND`: JSON on stdout, refusals in one line that names the flag or the lab's command."""
+"""`private-rlhf account KIND`: words or JSON on stdout, refusals in one line that names flag or lab command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_kind_prints_its_guarantee(command: str, epsilon: float, capsys: C
 
 
 def test_person_adds_up_answers_at_several_levels(capsys: Capture) -> None:
-    assert main(shlex.split("account person --answers 0.1:3,4:2")) == 0
+    assert main(shlex.split("account person --answers 0.1:3,4:2 --json")) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["epsilon"], printed["by_level"][0]) == (8.3, {"epsilon": 0.1, "answers": 3, "total": 0.3})
     assert "chosen with its answer in view" in printed["assumptions"][0]
@@ -33,6 +33,15 @@ def test_person_adds_up_answers_at_several_levels(capsys: Capture) -> None:
         line = capsys.readouterr().err
         assert line.count("\n") == 1
         assert "must be" in line
+
+
+def test_without_json_a_guarantee_is_said_in_words(capsys: Capture) -> None:
+    assert main(shlex.split("account person --answers 0.5:10,4:2")) == 0
+    statement, odds, levels, exact, head, *assumed = capsys.readouterr().out.splitlines()
+    assert statement.endswith("is 13-differentially private (delta = 0)")
+    assert odds == "ε = 13: the odds of any guess change by at most a factor of 4.424e+05"
+    assert levels == "by_level: epsilon 0.5, answers 10, total 5; epsilon 4, answers 2, total 8"
+    assert (exact, head, len(assumed)) == ("exact: epsilon 13, delta 1e-06", "if", 3)
 
 
 def test_person_takes_answers_or_a_budget(capsys: Capture) -> None:

@@ -59,7 +59,7 @@ def test_every_kind_prints_its_guarantee(command: str, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("neighbors", ["transition", "trajectory --trajectories 5"])
 def test_dptd(neighbors: str, capsys: Capture) -> None:
-    command = f"account dptd --rows 2500 --steps 5 --clip 1 --sigma 9 --target-delta 1e-5 --neighbors {neighbors}"
+    command = f"account dptd --rows 2500 --steps 5 --clip 1 --sigma 9 --target-delta 1e-5 --json --neighbors {neighbors}"
     assert main(shlex.split(command)) == 0
     printed = json.loads(capsys.readouterr().out)
     assert 0 < printed["epsilon"] < 10
@@ -112,7 +112,7 @@ def test_refusals_take_one_line_and_exit_code_2(command: str, message: str, caps
     [("--distance 0.01", 0.5, 1e-3 + (1 + math.exp(0.5)) * 0.01), ("--log-error 0.1", 0.7, 1e-3 * math.exp(0.1))],
 )
 def test_inexact(command: str, epsilon: float, delta: float, capsys: Capture) -> None:
-    assert main(["account", "inexact", "--epsilon", "0.5", "--delta", "1e-3", *shlex.split(command)]) == 0
+    assert main(["account", "inexact", "--epsilon", "0.5", "--delta", "1e-3", "--json", *shlex.split(command)]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["epsilon"], printed["delta"]) == (pytest.approx(epsilon), pytest.approx(delta))
 
@@ -120,7 +120,7 @@ def test_inexact(command: str, epsilon: float, delta: float, capsys: Capture) ->
 def test_a_delta_that_underflows_is_not_called_pure(capsys: Capture) -> None:
     """The mechanism has an infinite pure loss; its δ is about 1e-1000 and was printed as 0."""
     command = "bandit --kl-coef 0.01 --pessimism 40 --reward-range 1 --max-count 400 --coverage-ratio 0.02"
-    assert main(["account", *shlex.split(command), "--reference-mass", "0.1"]) == 0
+    assert main(["account", *shlex.split(command), "--reference-mass", "0.1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert 0.0 < printed["delta"] < 1e-300
     assert "(delta = 0)" not in printed["statement"]
