@@ -23,7 +23,7 @@ from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import check_epsilon, is_public
 from private_rlhf.core.outputs import json_with, output_file
 from private_rlhf.core.user import another_user
-from private_rlhf.privacy.keys import keygen
+from private_rlhf.privacy.keys import keygen, named_or_default
 from private_rlhf.privacy.records import is_blank
 
 DEFAULT_CANARIES = 2000
@@ -74,8 +74,7 @@ def _plant(request: Request, planted: Path) -> int:
         raise UserError(f"attack --plant takes a source, --canaries and --key or --truth, not {', '.join(unused)}")
     if len(request.targets) != 1:
         raise UserError("attack --plant takes one source of raw preferences; give a single path")
-    if (truth := _truth_file(request)) is None:
-        raise UserError("attack --plant writes the canaries' labels beside the key; pass --key FILE or --truth FILE")
+    truth = request.truth or truth_path(named_or_default(request.key))
     source, many = str(request.targets[0]), request.canaries or DEFAULT_CANARIES
     count = plant(source, planted, truth, many, columns=request.carry)
     print_lines(f"{count} canaries in {planted} (owner-only); their labels in {truth}: keep both secret.")

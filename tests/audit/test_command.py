@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from audit.worlds import World, make_world, sound
-from private_rlhf.audit.canaries import write_truth
+from private_rlhf.audit.canaries import truth_path, write_truth
 from private_rlhf.cli import main
 from private_rlhf.core.user import user_folder
-from private_rlhf.privacy.keys import keygen
+from private_rlhf.privacy.keys import default_key, keygen
 from support.leaky import chosen_first, id_of_joined_texts, kept_column
 
 Capture = pytest.CaptureFixture[str]
@@ -51,6 +51,13 @@ def test_canaries_keep_the_person_and_the_epsilon_of_their_rows(tmp_path: Path, 
     assert main(["verify-release", str(tmp_path / "out")]) == 0
     assert f"{len(rows)} labels at ε = 0.5 (" in capsys.readouterr().out
     assert main(["attack", str(tmp_path / "out"), "--key", str(key)]) == 0
+
+
+def test_without_a_key_canaries_are_planted_beside_the_user_s_own(tmp_path: Path, world: World) -> None:
+    source = world.write_raw(tmp_path / "source.jsonl")
+    assert main(["keygen"]) == 0
+    assert main(["attack", str(source), "--canaries", "9", "--plant", str(tmp_path / "planted.jsonl")]) == 0
+    assert truth_path(default_key()).is_file()
 
 
 def test_planted_released_and_judged(tmp_path: Path, world: World, capsys: Capture) -> None:
