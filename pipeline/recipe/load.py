@@ -66,7 +66,8 @@ def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
             raise UserError(f"{where}: unknown key '{'.'.join(path)}'{nearest(path[-1], valid)}")
     for path, value, hint, _ in keys:  # as a number true would be read as 1
         if isinstance(value, bool) and bool not in (hint, *typing.get_args(hint)):
-            raise UserError(f"{where}: {'.'.join(path)}: true and false are not numbers or texts: give one")
+            rule = f"{where}: {'.'.join(path)} must be a number or a text, got {str(value).lower()}"
+            raise UserError(f"{rule}: put a word in quotes, as YAML reads on, off, yes and no as true or false")
     try:
         return TypeAdapter(schema).validate_python(dict(tree))
     except ValidationError as error:
@@ -76,6 +77,7 @@ def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
             raise UserError(f"{where}: key '{key}' is required and has no default: add it") from None
         message = first["msg"].removeprefix("Value error, ")
         suffix = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+        suffix += ": put it in quotes" * (first["type"] == "string_type" and isinstance(first["input"], int | float))
         raise UserError(f"{where}: {key}: {message}{suffix}") from None
 
 

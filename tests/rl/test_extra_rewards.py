@@ -282,7 +282,7 @@ def test_a_model_whose_labels_nobody_declared_is_refused(folder: Path, tmp_path:
         ({"callable": "b:c", "weight": float("nan")}, r"ppo\.extra_rewards\.0\.weight"),
         ({"callable": "b:c", "public": True}, "remove it from a callable"),
         ({"callable": "b:c", "wieght": 2}, r"unknown key 'ppo\.extra_rewards\.0\.wieght'; did you mean 'weight'\?"),
-        ({"callable": "b:c", "weight": True}, r"ppo\.extra_rewards\.0\.weight: true and false are not numbers"),
+        ({"callable": "b:c", "weight": True}, r"ppo\.extra_rewards\.0\.weight must be a number or a text, got true"),
     ],
 )
 def test_wrong_entries_are_named(entry: dict[str, Any], message: str) -> None:
