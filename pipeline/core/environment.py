@@ -66,12 +66,13 @@ def wait_briefly() -> None:
 
 
 def calm_bars() -> None:
-    """Let progress bars print a line every half minute where they go to a file and not to a terminal.
+    """Let progress bars print a line every half minute, without moving the cursor, where they go to a file.
 
     Call it before tqdm is imported, which reads the variable once. It is for the processes that this one starts, too.
     """
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "30")
+        os.environ.setdefault("TQDM_POSITION", "0")  # an inner bar would go a line down and up again: ESC[A
 
 
 def commit() -> dict[str, Any]:
