@@ -96,7 +96,8 @@ class EvaluateConfig:
     max_pairs: int | None = Field(default=None, gt=0)
     """Cap on evaluation pairs for the likelihood win rate."""
     shown_samples: int = Field(default=8, ge=0)
-    """Prompts whose completions the report shows."""
+    """Prompts whose completions the report shows, evenly spread; unless 0, the one where the estimated reward falls
+    most below that of π_ref is added."""
     truth: Annotated[str | None, IF_SET] = None
     """The known reward r* where the prompts are not the embedded task's, by which J is measured: a name that an
     installed package adds, as `private-rlhf-lab` does `hh_truth` (people's preferences as sentence embeddings)."""

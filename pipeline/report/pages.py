@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any
 
 import jinja2
@@ -16,10 +17,23 @@ from private_rlhf.report import plots, sections
 from private_rlhf.report.plots import GIBBS, INK, OTHER, POLICY
 from private_rlhf.report.run_card import card_rows
 from private_rlhf.report.run_facts import REFERENCE, RunFacts
-from private_rlhf.report.sections import UNKNOWN, drawable, number
+from private_rlhf.report.sections import UNKNOWN, drawable, number, percent
 
 Figure = dict[str, Any]
 """{"title", "note", "svg"}: one picture with its caption."""
+GLOSSARY = {
+    "π_ref": "the reference policy: the model after sft, before it learns from labels",
+    "kl_coef": "the price of a nat of KL in the objective J",
+    "KL": "how far the policy has moved from the reference policy, in nats of a whole response",
+    "J": "the objective: the mean reward less kl_coef times KL",
+    "e^ε": "the factor by which a released label changes the odds of the true one at most",
+    "ε": "the privacy loss of one label: smaller is more private, and 0 tells nothing",
+    "r̄": "the reward that was estimated from the private labels",
+    "r̂": "the pessimistic reward: r̄ less its uncertainty Γ; policies learn from it",
+    "Γ": "the uncertainty of the estimated reward",
+    "r*": "the true reward, which is known for a synthetic task only",
+}
+_SYMBOLS = re.compile("|".join(rf"(?<!\w){re.escape(symbol)}(?!\w)" for symbol in GLOSSARY))
 
 
 def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) -> str:
@@ -174,10 +188,12 @@ def reward_figures(facts: RunFacts) -> list[Figure]:
     every = [{**row, "value": row.get("observed")} for row in fit.get("calibration") or []]
     bins = [row for row in every if drawable(row)]
     note = f"On held-out private labels. {len(bins)} of {len(every)} groups have enough of them to be shown."
+    unit = next((row for row in facts.evaluation.get("coverage") or [] if row["kappa"] == 1), None)
+    covers = unit and f"Γ covers {percent(unit['coverage'])} of errors ({percent(unit['nominal'])} of normal ones). "
     return _drawn(
         ("Calibration", plots.calibration("calibration", bins), _unclipped(note, *bins)),
         ("Coverage of r*", plots.coverage("coverage", facts.evaluation.get("coverage") or []),
-         "Centred at π_ref. Dashed: a normal error of standard deviation Γ; κ = 1 is the default."),
+         f"{covers or ''}Centred at π_ref. Dashed: a normal error of standard deviation Γ; κ = 1 is the default."),
         ("Choice of the ridge", plots.ridge_path("ridge", fit.get("ridge_path") or [], fit.get("ridge")),
          "Dashed: the λ in use. Band: one standard error of the difference from the best."),
     )  # fmt: skip
@@ -207,8 +223,9 @@ def time_passages(facts: RunFacts) -> dict[str, tuple[str, ...]]:
 
 
 def maths(text: str) -> Markup:
-    """`text` escaped, with π_ref and e^ε set as on paper."""
-    return Markup(str(escape(text)).replace("π_ref", "π<sub>ref</sub>").replace("e^ε", "e<sup>ε</sup>"))
+    """`text` escaped, with π_ref and e^ε set as on paper, and each symbol explained on hover."""
+    explained = _SYMBOLS.sub(lambda found: f'<abbr title="{GLOSSARY[found[0]]}">{found[0]}</abbr>', str(escape(text)))
+    return Markup(explained.replace(">π_ref<", ">π<sub>ref</sub><").replace(">e^ε<", ">e<sup>ε</sup><"))
 
 
 def _sentence(text: str) -> str:

@@ -132,11 +132,9 @@ def label_of(method: str, result: dict[str, Any] | None = None) -> str:
 
 
 def headline(facts: RunFacts, status: PrivacyStatus) -> str:
-    """One or two sentences with the numbers that matter; says so where the data cannot tell."""
+    """One or two sentences with the numbers that matter and no symbols; says so where the data cannot tell."""
     method = facts.policy
-    labels = f"labels privatised at {'up to ' if status.levels else ''}ε = {epsilon_text(status.epsilon)}"
-    if status.reasons:
-        labels = "labels that are not private"
+    labels = "labels that are not private" if status.reasons else "privatised labels"
     if method is None:
         return f"A run on {labels}; its policy has not been evaluated."
     result = facts.methods[method]
@@ -152,20 +150,20 @@ def main_win_rate(result: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 def _win_sentence(result: dict[str, Any]) -> str:
     main = main_win_rate(result)
     if main is None:
-        return "was not compared with π_ref by any judge"
+        return "was not compared with the reference policy by any judge"
     key, estimate = main
     if why := withheld(estimate):
         return f"cannot be judged, its win rate is {why} {_JUDGES[key]}"
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
-    count = f"n{SPACE}={SPACE}{estimate.get('n', '?')} {_JUDGES[key]}"
+    count = f"{estimate.get('n', '?')} {_JUDGES[key]}"
     rate = f"{percent(estimate['value'])} of the time (95\u00a0% interval {percent_interval(estimate)}; {count})"
     if key != CONTROLLED and drawable(controlled := result.get(CONTROLLED)):
         rate += f", {percent(controlled['value'])} at equal length ({percent_interval(controlled)})"
     if known(low) and low > 0.5:
-        return f"beats π_ref {rate}"
+        return f"beats the reference policy {rate}"
     if known(high) and high < 0.5:
-        return f"loses to π_ref: it wins only {rate}"
-    return f"cannot be told apart from π_ref: it wins {rate}"
+        return f"loses to the reference policy: it wins only {rate}"
+    return f"cannot be told apart from the reference policy: it wins {rate}"
 
 
 def reward_name(facts: RunFacts) -> str:
@@ -179,7 +177,7 @@ def _objective_sentence(gain: Any, reward: str) -> str:
         return ""
     low, high = gain.get("ci_low"), gain.get("ci_high")
     size, bounds = number(abs(gain["value"])), interval(low, high)
-    subject = f"The objective J = {reward} − kl_coef·KL"
+    subject = f"The {reward} less the price of moving away from that policy"
     if known(low) and low > 0:
         return f"{subject} rises by {size} {bounds}."
     if known(high) and high < 0:
@@ -441,7 +439,8 @@ def sample_cards(facts: RunFacts) -> list[dict[str, Any]]:
                 notes = [f"{label} {number(value)}" for label, value in rewards if known(value)]
                 label, text = label_of(name, facts.methods.get(name)), str(answer.get("text", ""))
                 answers.append({"method": name, "label": label, "text": text, "notes": notes})
-        cards.append({"prompt": str(sample.get("prompt", "")), "answers": answers})
+        worst = sample.get("worst") is True
+        cards.append({"prompt": str(sample.get("prompt", "")), "answers": answers, "worst": worst})
     return cards
 
 

@@ -359,9 +359,12 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
 def shown_samples(
     results: list[PromptResult], summary: Summary, trained: str, settings: EvaluateConfig
 ) -> list[dict[str, Any]]:
-    """Answers before and after for the report, prompts evenly spread. trained: the policy's name."""
+    """Answers before and after for the report: prompts evenly spread, and the one where the estimated reward falls most
+    below π_ref's. trained: the policy's name."""
     count = min(settings.shown_samples, len(results))
+    worst = min(range(len(results)), key=lambda at: results[at].policy[0].reward - results[at].reference[0].reward)
     picked = np.linspace(0, len(results) - 1, count).round().astype(int).tolist()
+    picked = list(dict.fromkeys([*picked, worst])) if count else []
     gibbs = summary.gibbs_picks() if results[0].candidates else None
     shown = []
     for index in picked:
@@ -369,7 +372,8 @@ def shown_samples(
         answers = {"sft": result.reference[0], trained: result.policy[0]}
         if gibbs is not None:
             answers["gibbs"] = result.candidates[gibbs[index]]
-        shown.append({"prompt": dialogue(result.prompt), **{name: as_sample(each) for name, each in answers.items()}})
+        texts = {name: as_sample(each) for name, each in answers.items()}
+        shown.append({"prompt": dialogue(result.prompt), "worst": index == worst, **texts})
     return shown
 
 

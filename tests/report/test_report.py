@@ -16,7 +16,7 @@ from private_rlhf.core.noise import OUTSIDE
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import ModelConfig, PrivatizeConfig, Recipe
-from private_rlhf.report.pages import render_html, render_markdown, reward_figures, win_rate_figures
+from private_rlhf.report.pages import GLOSSARY, render_html, render_markdown, reward_figures, win_rate_figures
 from private_rlhf.report.run_card import privacy_status, run_card
 from private_rlhf.report.run_facts import read_run
 from private_rlhf.stages import report
@@ -211,10 +211,34 @@ def test_same_facts_same_bytes(make_run: MakeRun, html: str) -> None:
 
 def test_private_page_says_the_numbers(html: str) -> None:
     words = Page(html).words
-    assert "privatised at ε = 2, the policy beats πref 71 % of the time (95 % interval 65–77 %; n = 240" in words
+    assert "labels, the policy beats the reference policy 71 % of the time (95 % interval 65–77 %; 240 held-" in words
     assert "rises by 0.45 [0.24, 0.66]" in words
     assert "PPO reaches 82 % [70, 95]" in words
     assert "longer answer: 59 %" in html.replace("\u00a0", " ")
+
+
+def test_the_card_stands_before_the_figures_and_the_first_sentences_have_no_symbol(html: str) -> None:
+    assert html.index('id="privacy"') < html.index('id="results"')
+    first = html[html.index("<h1>") : html.index("Private: each preference label.")]
+    assert "<abbr" not in first
+    assert not re.search("[εΓπ]|kl_coef|KL", first)
+    assert f'<abbr title="{GLOSSARY["Γ"]}">Γ</abbr>' in html
+
+
+def test_one_sentence_says_how_much_the_uncertainty_covers(make_run: MakeRun) -> None:
+    row = {"coverage": 0.291, "ci_low": 0.2, "ci_high": 0.4, "nominal": 0.683}
+    rows = [row | {"kappa": kappa} for kappa in (0.5, 1, 2)]
+    figures = reward_figures(replace(read_run(make_run(), STAGES), evaluation={"coverage": rows}))
+    assert any("Γ covers 29\u00a0% of errors (68\u00a0% of normal ones)." in figure["note"] for figure in figures)
+
+
+def test_the_rule_by_which_samples_were_chosen_is_stated(make_run: MakeRun, html: str) -> None:
+    assert "Prompts are spread evenly over the held-out ones" in html
+    assert "The worst:" not in html
+    run = make_run()
+    path = run.root / "evaluate" / "samples.json"
+    path.write_text(json.dumps([row | {"worst": not place} for place, row in enumerate(json.loads(path.read_text()))]))
+    assert render(run).count("The worst:") == 1
 
 
 @pytest.mark.parametrize(
@@ -252,7 +276,7 @@ def test_missing_pieces_are_named(make_run: MakeRun) -> None:
     assert "There is no PPO history." in words
     assert "Gibbs resampling was not run" in words
     assert "by the true reward" not in words
-    assert "J = estimated reward" in words
+    assert "The estimated reward less the price of moving away" in words
 
 
 def test_a_run_with_only_a_release_still_renders(make_run: MakeRun) -> None:
@@ -322,7 +346,7 @@ def test_stage_writes_the_four_files(make_run: MakeRun) -> None:
     said = report.run(StageContext(recipe, run, World(rank=0, size=1), "report", STAGES))
     folder = run.stage("report")
     assert sorted(path.name for path in folder.iterdir()) == ["card.json", "card.md", "report.html", "report.md"]
-    assert "beats π_ref" in said["summary"]
+    assert "beats the reference policy" in said["summary"]
     assert "\n" not in said["summary"]
     assert str(run.root) not in said["summary"]
     card = json.loads((folder / "card.json").read_text())

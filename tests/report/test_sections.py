@@ -26,10 +26,10 @@ def share(value: float, low: float, high: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("estimate", "said"),
     [
-        (share(0.7, 0.63, 0.76), "the policy beats π_ref"),
-        (share(0.55, 0.48, 0.62), "cannot be told apart from π_ref"),
-        (share(0.55, 0.5, 0.62), "cannot be told apart from π_ref"),
-        (share(0.3, 0.24, 0.37), "loses to π_ref"),
+        (share(0.7, 0.63, 0.76), "the policy beats the reference policy"),
+        (share(0.55, 0.48, 0.62), "cannot be told apart from the reference"),
+        (share(0.55, 0.5, 0.62), "cannot be told apart from the reference"),
+        (share(0.3, 0.24, 0.37), "loses to the reference policy"),
     ],
 )
 def test_win_sentence_follows_the_interval(estimate: dict[str, Any], said: str) -> None:

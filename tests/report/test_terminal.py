@@ -27,7 +27,7 @@ def test_a_private_run_ends_in_six_lines(make_run: Any) -> None:
     epsilon = facts.release["guarantee"]["epsilon"]
     assert lines["cost"].startswith(f"ε = {epsilon:g} a label: the odds of its two values change by a factor of ")
     assert f"{math.exp(epsilon):.3g}" in lines["cost"]
-    assert "π_ref" in lines["policy"]
+    assert "the reference policy" in lines["policy"]
     assert "runs/x/report/report.html" in lines["report"]
     assert lines["next"].startswith("private-rlhf run --config own_data")
     own = replace(facts, recipe=facts.recipe | {"data": {"preferences": "mine.jsonl"}}, evaluation={})
