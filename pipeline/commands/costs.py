@@ -29,7 +29,7 @@ from private_rlhf.recipe import OF_RELEASE, Recipe
 SMALL = 500_000_000
 """Parameters of a model of which a CPU passes a batch forward and back in seconds."""
 START = 20.0  # seconds that loading libraries and weights, and saving, may take besides: a round number
-NOTE = "memory: of a process, for texts as long as the recipe allows; `private-rlhf plan` has its parts"
+NOTE = "memory: of a process, for the longest texts (parts: `private-rlhf plan`); time: known once a stage has run here"
 PACE = "all steps at the pace of one that was measured now, or half as long again and 20 s to load and save"
 
 

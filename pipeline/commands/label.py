@@ -59,7 +59,7 @@ def serve(
     try:
         text = "" if guidelines is None else read_text(guidelines, 1 << 16)
     except (OSError, DocumentError):
-        rule = "--guidelines must be UTF-8 text of at most 64 KiB"
+        rule = "--guidelines must name a file of UTF-8 text of at most 64 KiB"
         raise UserError(f"{rule}, got {one_line(str(guidelines))}: give a Markdown file") from None
     questions = [] if pairs is None else read_questions(pairs)
     if pairs is not None and not questions:

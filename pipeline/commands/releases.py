@@ -45,7 +45,7 @@ def attack(
     targets: Annotated[list[Path], typer.Argument(help="Releases or run directories; with --plant: raw preferences.")],
     raw: Annotated[str | None, typer.Option("--raw", help="The raw preferences; only their owner has them.")] = None,
     canaries: Annotated[int | None, typer.Option("--canaries", help="How many canary events.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Key file beside the canaries; --plant: or yours.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Key file of canaries; to plant, default yours.")] = None,
     truth: Annotated[Path | None, typer.Option("--truth", help="Labels of planted canaries.")] = None,
     plant: Annotated[Path | None, typer.Option("--plant", help="Write the source with canaries here (JSONL).")] = None,
     carry: Annotated[str, typer.Option("--carry", help="With --plant: further columns, a,b (people, ε).")] = "",

@@ -135,7 +135,7 @@ def test_guidelines_must_be_a_short_text(
         (tmp_path / "g.md").write_bytes(data)
     options = ["--store", str(tmp_path / "s"), "--epsilon", "1", "--guidelines", str(tmp_path / "g.md")]
     assert main(["label", "serve", *options]) == 2
-    assert capsys.readouterr().err.count("--guidelines must be UTF-8 text of at most 64 KiB, got") == 1
+    assert capsys.readouterr().err.count("--guidelines must name a file of UTF-8 text of at most 64 KiB, got") == 1
     assert not (tmp_path / "s").exists()
 
 
