@@ -439,7 +439,7 @@ def sample_cards(facts: RunFacts) -> list[dict[str, Any]]:
                 notes = [f"{label} {number(value)}" for label, value in rewards if known(value)]
                 label, text = label_of(name, facts.methods.get(name)), str(answer.get("text", ""))
                 answers.append({"method": name, "label": label, "text": text, "notes": notes})
-        worst = sample.get("worst") is True
+        worst = any(isinstance(answer, dict) and answer.get("worst") is True for answer in sample.values())
         cards.append({"prompt": str(sample.get("prompt", "")), "answers": answers, "worst": worst})
     return cards
 

@@ -373,7 +373,8 @@ def shown_samples(
         if gibbs is not None:
             answers["gibbs"] = result.candidates[gibbs[index]]
         texts = {name: as_sample(each) for name, each in answers.items()}
-        shown.append({"prompt": dialogue(result.prompt), "worst": index == worst, **texts})
+        texts[trained]["worst"] = index == worst
+        shown.append({"prompt": dialogue(result.prompt), **texts})
     return shown
 
 

@@ -10,6 +10,8 @@ import pytest
 from private_rlhf.core.stats import wilson
 from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult
 from private_rlhf.evaluation.summary import FRONTIER, Summary, distinct_n, per_prompt
+from private_rlhf.recipe import EvaluateConfig
+from private_rlhf.stages.evaluate import shown_samples
 
 
 def answer(truth: float | None, kl: float = 0.0, tokens: int = 3, text: str = "a b c") -> Answer:
@@ -144,3 +146,11 @@ def test_distinct_n() -> None:
     assert distinct_n(["a b c", "a b d"], 2) == 0.75
     assert distinct_n(["a"], 2) == 0.0
     assert distinct_n([], 1) == 0.0
+
+
+def test_the_worst_prompt_is_shown_beside_those_spread_evenly() -> None:
+    given = [dataclasses.replace(row, policy=[answer(-9.0 * (row.index == 3))]) for row in results(9)]
+    summary = Summary(given, kl_coef=1.0, seed=0)
+    rows = shown_samples(given, summary, "private", EvaluateConfig(shown_samples=2))
+    assert [(row["prompt"], row["private"]["worst"]) for row in rows] == [("p0", False), ("p8", False), ("p3", True)]
+    assert shown_samples(given, summary, "private", EvaluateConfig(shown_samples=0)) == []
