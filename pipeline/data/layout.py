@@ -34,7 +34,6 @@ from private_rlhf.data.declared_columns import (
     PARTS,
     PROMPTS,
     RESPONSES,
-    SIGNED,
     SYSTEMS,
     TIE,
     VERDICT_COLUMNS,
@@ -73,7 +72,7 @@ ANSWERS = ("response", "answer", "output", "completion", "generation", "summary"
 LETTERS = ("a", "b")
 ENDS = (LETTERS, ("1", "2"), ("0", "1"))
 """Beginnings and ends of the names of two columns that hold a row's models, or its responses."""
-LEAST_SIGNED = LEAST_PROMPTS = 10  # rows by which it is judged whether a label has a sign, and prompts are few
+LEAST_PROMPTS = 10  # rows by which it is judged whether prompts are few
 LONGEST_NAME = 40  # characters of a model's
 LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
 DOOR = (
@@ -390,26 +389,21 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row], part: Part)
     lost = BESIDE_PROMPT if {*PAIR} <= {*layout.read} else (*BESIDE_PROMPT, *FLAGS)
     check_lossy(rows, layout.read, lost)
     samples: list[Row] = []
-    signs: list[int] = []
     asked: list[tuple[Row, Any]] = []
     for place, row in enumerate(rows):
         try:
-            found = layout.pairs(row)
+            found = [pair for pair, _ in layout.pairs(row)]
         except RowError:
             if not place:
                 raise
             continue
-        samples += [pair for pair, _ in found]
-        signs += [sign for _, sign in found]
-        asked += [(row, pair.get("prompt")) for pair, _ in found[:1]]
+        samples += found
+        asked += [(row, pair.get("prompt")) for pair in found[:1]]
     if not samples:
         raise RowError(
             "holds no judgement that was given, nor do the rows after it: a ranking, left or right, or the name of a"
             " response's field; give rows with one"
         )
-    if options.labels in SIGNED and len(signs) >= LEAST_SIGNED and len({*signs}) == 1:
-        declared = f"declares a sign by {options.key('labels')}, and labels of the first rows are on one side of 0 only"
-        raise RowError(f"{declared}; of a scale with another middle declare each value: 1=a,2=a,3=tie,4=b,5=b")
     converter = pair_converter(samples)
     few = by_columns and _have_few_prompts(asked, pair)
     others = [name for name in names if name not in layout.read] if few or converter is implicit_text else []

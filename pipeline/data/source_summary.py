@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from private_rlhf.core.errors import UserError, one_line, printable
 from private_rlhf.data.curate import OpenedSource
-from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.declared_columns import SIGNED, Options
 from private_rlhf.data.formats import FIRST_ROWS, MarkedSource
 from private_rlhf.data.layout import LABELER
 from private_rlhf.data.odd_texts import SIGNS, signs
@@ -99,6 +99,8 @@ class SourceSummary:
             f"messages in a dialogue: {turns}",
             f"prompts under {SHORT} characters: {self.short / max(1, self.rows):.1%}",
         ]
+        if self.options.labels in SIGNED:  # whatever the labels are: a refusal would tell that all are of one sign
+            found.append("labels are read by their sign; of a scale such as 1 to 5 declare each value: 1=a,…,3=tie,…")
         for unit, sizes in (("characters", self.characters), ("tokens", self.tokens)):
             found += [_spread(f"{unit} of {name}", values) for name, values in sizes.items() if len(values)]
         if self.tokens:

@@ -99,16 +99,6 @@ def test_words_for_missing_values_are_no_texts_of_a_csv(tmp_path: Path) -> None:
         assert pair[:3] == (user(Q), assistant(B), assistant(text))
 
 
-@pytest.mark.parametrize("factor", [1, -1])
-def test_a_scale_without_a_sign(tmp_path: Path, factor: int) -> None:
-    rows: list[Row] = [AB | {"prompt": f"{Q} {i}", "label": factor * (1 + i % 7)} for i in range(10)]
-    declared = {"label_column": "label", "labels": "<0,>0"}
-    with pytest.raises(UserError, match="labels of the first rows are on one side of 0 only; of a scale with another"):
-        read(tmp_path, rows, declared)
-    assert len(read(tmp_path, rows[1:], declared)) == 9
-    assert len(read(tmp_path, [*rows, rows[0] | {"label": -factor}], declared)) == 11
-
-
 def test_columns_of_arrow_of_other_types(tmp_path: Path) -> None:
     columns = {
         "prompt": pa.array([Q] * 3, pa.large_string()),

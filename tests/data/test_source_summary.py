@@ -196,6 +196,15 @@ def test_a_sign_in_a_text_is_counted_over_the_rows(tmp_path: Path) -> None:
     assert [line[27:35] for line in found.lines() if line.startswith("rare: 1 of 100 rows")] == ["response", "text wit"]
 
 
+@pytest.mark.parametrize("labels", ["1,0", ">0,<0"])
+def test_labels_by_sign_are_named_whatever_they_are(tmp_path: Path, labels: str) -> None:
+    """Labels 1 to 5 pass for signed ones, and to refuse those of one sign would tell them."""
+    row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}
+    source = write_jsonl(tmp_path, [row | {"label": 1}] * 12)
+    lines = summary_of(str(source), None, Options(label_column="label", labels=tuple(labels.split(",")))).lines()
+    assert any(line.startswith("labels are read by their sign") for line in lines) == (labels != "1,0")
+
+
 def test_an_odd_data_set_of_the_hub_stops_its_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
