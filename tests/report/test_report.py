@@ -218,7 +218,7 @@ def test_private_page_says_the_numbers(html: str) -> None:
 
 
 def test_the_card_stands_before_the_figures_and_the_first_sentences_have_no_symbol(html: str) -> None:
-    assert html.index('id="privacy"') < html.index('id="results"')
+    assert html.index("<figure>") < html.index('id="privacy"') < html.index('id="results"')
     first = html[html.index("<h1>") : html.index("Private: each preference label.")]
     assert "<abbr" not in first
     assert not re.search("[εΓπ]|kl_coef|KL", first)
