@@ -28,7 +28,7 @@ _KEYS = {"text", "content", "generated_text", "output", "response", "completion"
 _OBJECT = re.compile(r"""\s*(?:[A-Z]\w*\()?(?:content|text|id)=['"]|\s*b(['"]).*\1\s*$""", re.DOTALL)
 _NAMED = re.compile(r"\s*(?:(?:https?|s3|gs|file)://\S+|[\w./\\-]+\.(?:txt|json|wav|mp3|mp4|png|jpe?g))\s*")
 _TURNS = re.compile(
-    r"\s*(?:Below is an? .*?)?(?:Q|Question|Instruction|Customer|Patient|问题?|質問)\s*[:：]"
+    r"\s*(?:Below is an? .{0,400}?)?(?:Q|Question|Instruction|Customer|Patient|问题?|質問)\s*[:：]"
     r".*(?:\b(?:A|Answer|Response|Output|Agent|Doctor)|答案?|回答)\s*[:：]\s*",
     re.DOTALL,
 )
