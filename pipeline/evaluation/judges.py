@@ -74,7 +74,7 @@ def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) ->
     if kind == "truth" and not target:
         return None
     if kind in ("rm", "lm") and target and not Path(target).is_dir():
-        raise UserError(f"--judge {kind}: must go with a checkpoint folder, got {target}: check the path")
+        raise UserError(f"--judge {kind}: must name a checkpoint folder, got {target}: check the path")
     if kind == "rm" and target:
         return JudgeSettings(path=Path(target), public=public)
     if kind == "lm" and target:

@@ -181,10 +181,10 @@ def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: 
     ("changed", "said"),
     [
         ({"--judge": "nonsense"}, "--judge must be truth, rm:PATH, lm:PATH, embedding or openai:URL"),
-        ({"--judge": "rm:nowhere"}, "--judge rm: must be a checkpoint folder, got nowhere"),
+        ({"--judge": "rm:nowhere"}, "--judge rm: must name a checkpoint folder, got nowhere"),
         ({"--judge": "openai:http://judge.example/v1"}, "url must be https for another machine"),
         ({"--temperature": "0"}, "--temperature must be a finite number > 0, got 0"),
-        ({"--prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
+        ({"--prompts": "nowhere.jsonl"}, "--prompts must be `embedded` or a file with prompts, got nowhere.jsonl"),
         ({"--reference": "./nowhere"}, "--reference must be a checkpoint folder, a hub id owner/name, got './nowhere'"),
         ({"--output": "/dev/null/result.json"}, "--output must be a file that can be written"),
     ],

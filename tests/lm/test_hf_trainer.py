@@ -19,7 +19,7 @@ from private_rlhf.data.render import Renderer
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.hf_trainer import check_trainer_args, global_batch, last_whole_checkpoint
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
-from private_rlhf.recipe import LoraSettings
+from private_rlhf.recipe import LoraSettings, RolloutConfig
 from private_rlhf.recipe import SftConfig as SftSection
 from private_rlhf.rl.group import trl_arguments
 from safetensors.torch import load_file
@@ -51,7 +51,8 @@ def test_what_a_stage_owns_is_refused_with_the_key_that_does_it(section: str) ->
             check_trainer_args(section, {key: 1}, schema, fixed)
         told = str(caught.value).partition("use ")[2].partition(" (")[0]
         for part, name in re.findall(r"([a-z]+)\.([a-z_]+)", told):
-            assert name in {item.name for item in dataclasses.fields(getattr(recipe, part))}, f"{key}: {told}"
+            keys = dataclasses.fields(getattr(recipe, part) or RolloutConfig)
+            assert name in {item.name for item in keys}, f"{key}: {told}"
     for key in sorted(name for name in names if name.startswith("eval_") or name in hf_trainer.JUDGED):
         with pytest.raises(UserError, match="it evaluates meanwhile: use"):
             check_trainer_args(section, {key: 1}, schema, fixed)

@@ -101,7 +101,7 @@ MESSAGES = {
     "ledger init --i-know=1_0": "underscore", "label-filter --epsilon=1_0 --store=s": "underscore", "label serve --store=s --port=8_0": "underscore",
     "label-filter --epsilon=1 --store=s --labels=A": "does not name two different labels",
     "attack nowhere": "nowhere: no such folder", "attack release --canaries=0": "--canaries 0: give at least 1",
-    "attack release --raw=x.jsonl --key=k": "takes --raw or canaries (--key, --truth), not both", "attack release --plant=p.jsonl": "pass --key FILE or --truth FILE",
+    "attack release --raw=x.jsonl --key=k": "takes --raw or canaries (--key, --truth), not both", "attack release --plant=p.jsonl": "you have no key yet",
     "attack release --plant=p.jsonl --raw=x": "not --raw", "attack release --canaries=2 --truth=missing.jsonl": "missing.jsonl: no such file of canaries",
     **{f"account {kind} --epsilon=1 --help": f"run private-rlhf-lab account {kind} …" for kind in IN_THE_LAB},
     "evaluate --policy=nowhere --reference=b --prompts=embedded --judge=truth": "nowhere",
