@@ -17,6 +17,7 @@ from private_rlhf.core.outputs import begins_with, output_file
 from private_rlhf.privacy.mechanism import LevelledResponse
 
 if TYPE_CHECKING:
+    from private_rlhf.data.release import Release
     from private_rlhf.evaluation.forecast import Answers, Forecast, Terms
 
 PAGE, FIGURE = r"# \d+ labels at ε = ", r'<svg [^>]*aria-label="Retained gain'
@@ -71,12 +72,11 @@ def design(
     from private_rlhf.lm.model_folders import check_given
 
     check_given({"--policy": policy} if policy else {}, prompts)
-    if pilot is not None:
-        read_release(pilot)
+    judged = None if pilot is None else read_release(pilot)
     from private_rlhf.evaluation.forecast import DELTA, Answers, Forecast, central_worth, forecasts, margin_scale
     from private_rlhf.report.plots import retained_curve, svg_file
 
-    features, told = draw(policy, prompts, pilot, rewards) if policy or pilot else (Answers.normal(), [])
+    features, told = draw(policy, prompts, judged, rewards) if policy or pilot else (Answers.normal(), [])
     scales = told[3:] or [margin_scale(agreement or 0.65)] * rewards
     labels, chosen = people * asked, [level for level, _ in each] if isinstance(each, tuple) else [each]
     levels = sorted({*STEPS, *chosen})
@@ -121,10 +121,11 @@ def shares_of(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(sorted(zip(epsilons, shares, strict=True)))
 
 
-def draw(policy: str | None, prompts: str, pilot: Path | None = None, rewards: int = 0) -> tuple[Answers, list[float]]:
+def draw(
+    policy: str | None, prompts: str, release: Release | None = None, rewards: int = 0
+) -> tuple[Answers, list[float]]:
     """8 answers to each of at most 200 prompts, in the features that a reward head would read, and the `pilot_scales`
-    there. Without a checkpoint `policy` features are SmolLM2's, and answers are normal with the pilot's moments."""
-    from private_rlhf.data.release import read_release
+    there. Without a checkpoint `policy` features are SmolLM2's, and answers are normal with the release's moments."""
     from private_rlhf.evaluation import checkpoint_comparison as checkpoints
     from private_rlhf.evaluation.forecast import Answers, pilot_scales
     from private_rlhf.lm import base_models, model_folders, models
@@ -134,7 +135,6 @@ def draw(policy: str | None, prompts: str, pilot: Path | None = None, rewards: i
     from private_rlhf.reward_models.model import RewardModel
     from private_rlhf.reward_models.pairs import rendered_pairs
 
-    release = None if pilot is None else read_release(pilot)
     smollm2 = ModelConfig(source="smollm2")
     home = model_folders.check_checkpoint(policy, "--policy") if policy else base_models.base_checkpoint(smollm2)
     renderer, dtype = checkpoints.renderer_of(home, None, None), checkpoints.stored_dtype(home, "cpu")

@@ -13,6 +13,7 @@ from private_rlhf.cli import main
 from private_rlhf.commands.design import consent, draw, head, terms
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise_levels import LevelledNoise
+from private_rlhf.data.release import read_release
 from private_rlhf.evaluation import forecast
 from private_rlhf.evaluation.forecast import (
     Answers,
@@ -265,11 +266,11 @@ def test_a_pilot_is_read_in_the_features_of_the_answers(tmp_path: Path, monkeypa
     release_pairs(pairs, tmp_path / "pilot", RandomizedResponse(2.0), PrivacyKey(bytes(32)))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the quick dog"}\n', encoding="utf-8")
-    answers, told = draw(str(home), str(prompts), tmp_path / "pilot", 8)
+    answers, told = draw(str(home), str(prompts), read_release(tmp_path / "pilot"), 8)
     assert answers.x.shape[:2] == (1, 8)
     assert len(told) == 3 + 8
     monkeypatch.setattr(base_models, "base_checkpoint", lambda model: str(home))
-    answers, told = draw(None, "embedded", tmp_path / "pilot", 8)
+    answers, told = draw(None, "embedded", read_release(tmp_path / "pilot"), 8)
     assert answers.x.shape[:2] == (200, 32)
     assert answers.differences.square().mean() == pytest.approx(1.0, rel=0.1)  # as of pairs in a `pair_basis`
     assert len(told) == 3 + 8
