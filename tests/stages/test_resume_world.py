@@ -17,8 +17,10 @@ TOLERANCE = 1e-4
 REWARD = ("mode=lora", "ridge=1.0", "max_steps=6", "save_steps=3", "batch_size=8", "lora.rank=4")
 DPO = ("max_steps=6", "save_steps=3", "batch_size=8", "lora.rank=4")
 GROUP = ("iterations=6", "rollouts=8", "batch_size=8", "save_every=3", "learning_rate=1e-3", "lora.rank=4")
+GVPO = ("rounds=1", "max_prompts=8", "held_out_prompts=2", "held_out_samples=2", "evaluate_every=2", "batch_size=8",
+        "samples_per_prompt=4", "passes=1", "learning_rate=1e-3", "lora.rank=4")  # fmt: skip
 SMALL = (
-    *(f"reward.{key}" for key in REWARD), *(f"dpo.{key}" for key in DPO),
+    *(f"reward.{key}" for key in REWARD), *(f"dpo.{key}" for key in DPO), *(f"gvpo.{key}" for key in GVPO),
     *(f"{name}.{key}" for name in ("rloo", "grpo") for key in GROUP),
 )  # fmt: skip
 STATE = {
@@ -28,8 +30,10 @@ STATE = {
     "rloo": "checkpoint-3/COMPLETE",
     "grpo": "checkpoint-3/COMPLETE",
     "ppo": "step-2",
+    "gvpo": "step-6",
 }
-ON_REWARD = ("ppo", "rloo", "grpo")
+ON_REWARD = {"ppo": 2, "rloo": 2, "grpo": 2, "gvpo": 1}
+"""Stages that read a reward, and how many times each process had drawn of its policy when it was killed."""
 slow = pytest.mark.slow
 
 
@@ -77,6 +81,9 @@ def losses(run: Path, stage: str) -> list[float]:
         pytest.param("dpo", 2, 2, FSDP, marks=slow),
         pytest.param("rloo", 2, 2, FSDP, marks=slow),
         pytest.param("grpo", 2, 2, FSDP, marks=slow),
+        pytest.param("gvpo", 1, 2, {}, marks=slow),
+        pytest.param("gvpo", 2, 1, {}, marks=slow),
+        pytest.param("gvpo", 2, 2, FSDP, marks=slow),
     ],
 )
 def test_another_number_of_processes_goes_on(
@@ -96,7 +103,7 @@ def test_another_number_of_processes_goes_on(
     assert "resume state here is of another" not in done.stderr
     assert read_json(run / stage / "manifest.json")["world_size"] == then
     assert not list((run / "checkpoints").glob("*-aside-*"))
-    assert len(shards) == (2 * first if stage in ON_REWARD else 0)
+    assert len(shards) == first * ON_REWARD.get(stage, 0)
     assert all(link.samefile(shard) for link, shard in shards.items())  # what was drawn is not drawn again
     expected = losses(undisturbed(stage), stage)
     assert len(expected) >= 6
