@@ -35,6 +35,7 @@ SHORT = (
     "evaluate.gibbs_candidates=2", "evaluate.max_pairs=8", "sft.learning_rate=1e-4",
     "ppo.learning_rate=1e-4", "reward.num_components=8", "reward.ridge=1.0",
     "gvpo.max_prompts=6", "gvpo.held_out_prompts=2", "gvpo.evaluate_every=2", "gvpo.passes=1", "gvpo.rounds=1",
+    "gvpo.samples_per_prompt=2",
     "gvpo.learning_rate=1e-4",
     *(f"{name}.{key}" for name in ("rloo", "grpo") for key in GROUP),
 )  # fmt: skip
