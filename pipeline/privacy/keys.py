@@ -263,23 +263,24 @@ class Lock:
         self._descriptor: int | None = None
 
     def acquire(self, seconds: float, shared: bool = False) -> bool:
-        """True if the lock was free within `seconds`. OSError if its file cannot be opened for writing, or
-        is missing and not to be created."""
-        descriptor = os.open(self.path, self._flags, 0o600)
+        """True if the lock was free within `seconds`, and is on the file that has the name now. OSError if its file
+        cannot be opened for writing, or is missing and not to be created."""
         deadline = time.monotonic() + seconds
         while True:
+            descriptor = os.open(self.path, self._flags, 0o600)
             try:
                 fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    os.close(descriptor)
-                    return False
-                time.sleep(POLL_SECONDS)
+                if os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                    break
+            except (BlockingIOError, FileNotFoundError):
+                pass
             except BaseException:
                 os.close(descriptor)
                 raise
-            else:
-                break
+            os.close(descriptor)
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
         self._descriptor = descriptor
         os.register_at_fork(after_in_child=partial(_release, weakref.ref(self)))
         return True

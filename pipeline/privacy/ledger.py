@@ -78,7 +78,7 @@ class Ledger:
         _check_stated(stated)
         ledger = cls(key)
         ledger._file.begin()
-        ledger._state(Book(), stated)
+        ledger._state(stated)
         return ledger
 
     @classmethod
@@ -86,23 +86,30 @@ class Ledger:
         """A copy of the state folder `source` in place of what is beside the key, which is kept under another name.
 
         stated: the sum of what was released after the copy was made, 0 for nothing. UserError if the copy is not a
-        whole ledger of this key.
+        whole ledger of this key, or a release is under way.
         """
         _check_stated(stated)
         ledger = cls(key)
-        ledger._file.replace(source)
-        ledger._state(ledger._file.read(newest=False), stated)
+        lock = Lock(ledger._file.lock_path, create=False)
+        try:
+            with suppress(FileNotFoundError):  # lost with its folder
+                _acquire(lock, 0.0)
+            ledger._file.replace(source)
+            ledger._state(stated)
+        finally:
+            lock.release()
         return ledger
 
-    def _state(self, book: Book, epsilon: float) -> None:
-        """Write a book one revision after all that is known, with an entry for what its holder says was released."""
-        book.revision = max(book.revision, self._file.known())
-        if epsilon:
-            entry = new_entry(ReleasePlan("stated by the holder", epsilon, 0, "", "stated"))
-            book.entries.append(entry | {"status": "released", "released": entry["time"]})
+    def _state(self, epsilon: float) -> None:
+        """Write the book one revision after all that is known, with an entry for what its holder says was released."""
         lock = Lock(self._file.lock_path, create=False)
-        _acquire(lock, 0.0)
+        _acquire(lock, WAIT_SECONDS)
         try:
+            book = self._file.read(newest=False)
+            book.revision = max(book.revision, self._file.known())
+            if epsilon:
+                entry = new_entry(ReleasePlan("stated by the holder", epsilon, 0, "", "stated"))
+                book.entries.append(entry | {"status": "released", "released": entry["time"]})
             self._write(book, lock)
         finally:
             lock.release()

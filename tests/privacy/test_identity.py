@@ -11,7 +11,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
-from support.ledger_releases import events_of, release
+from support.ledger_releases import events_of, merge, plan, release
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 ANN = events_of("ann", 3)
@@ -99,6 +99,19 @@ def test_an_older_state_folder_put_back_is_refused_until_its_holder_says_what_is
     assert (aside / "ledger.json").exists()
     with pytest.raises(UserError, match="the largest total of any one record under this key is 4"):
         release(Ledger.open(key), ANN, 2.0, Budget(4.5, "event"))
+
+
+def test_no_copy_is_put_back_while_a_release_is_under_way(key: PrivacyKey, tmp_path: Path) -> None:
+    """What that release enters would go into the copy: without its events, which another label could then follow."""
+    backup = tmp_path / "backup"
+    shutil.copytree(key.state.folder, backup)
+    ledger, bob = Ledger.open(key), events_of("bob", 3)
+    with ledger.reserve(plan(bob, 1.0)) as reservation:
+        merge(ledger, bob, 1.0, reservation.generation)
+        with pytest.raises(UserError, match="another release under this key is under way"):
+            Ledger.restore(key, backup, 0.0)
+        reservation.commit()
+    assert Ledger.open(key).show()["events"] == 6
 
 
 @pytest.mark.parametrize("stated", [0.0, 2.5])

@@ -6,11 +6,13 @@ import hashlib
 import os
 import pickle
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.keys import HEADER, PrivacyKey, insecure_seed_key, keygen, load_key
+from private_rlhf.privacy.keys import HEADER, Lock, PrivacyKey, insecure_seed_key, keygen, load_key
 from private_rlhf.privacy.mechanism import Coins, RandomizedResponse
 from private_rlhf.privacy.prf import frame
 
@@ -139,3 +141,18 @@ def test_damaged_state_is_reported(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(UserError, match="the state file is damaged; delete it and run again"):
         state.recall_input("train")
+
+
+def test_a_lock_is_on_the_file_that_has_the_name(tmp_path: Path) -> None:
+    """Not on one that was replaced or removed while the process waited: another holds the new one."""
+    path, first, second, waiting = tmp_path / "lock", *(Lock(tmp_path / "lock") for _ in range(3))
+    assert first.acquire(0.0)
+    with ThreadPoolExecutor(1) as threads:
+        acquired = threads.submit(waiting.acquire, 0.5)
+        time.sleep(0.1)
+        path.unlink()
+        assert second.acquire(0.0)
+        first.release()
+        assert not acquired.result()
+    second.release()
+    assert waiting.acquire(0.0)
