@@ -49,6 +49,8 @@ class RawSource:
     def open_sources(self) -> list[OpenedSource]:
         """Open the training and the evaluation split of the preferences; only one where a file serves for both."""
         source, settings = self.data.preferences, self.privatize
+        if self.data.signer is not None:
+            raise UserError(f"data.preferences must be a bundle of data.signer, got {bare_name(source)}: give it")
         path, named = settings.key_path, settings.private and settings.labeler_column is not None
         # spellings of a name are one person, also under a key that this run is about to make
         fold = named and (not path.exists() or Ledger(load_key(path)).folds_names)

@@ -104,8 +104,9 @@ class DataConfig:
     """Seed of the Bradley–Terry labels of the embedded task."""
 
     def __post_init__(self) -> None:
-        if self.split and self.without_pairs:
-            raise ValueError("split must go with preferences that are brought (--data): remove it")
+        for name in ("split", "signer"):
+            if getattr(self, name) and self.without_pairs:
+                raise ValueError(f"{name} must go with preferences that are brought (--data): remove it")
         for name, part in (("demonstrations", "release"), ("prompts", "release"), ("evaluation_prompts", "evaluation")):
             if getattr(self, name) == "auto":
                 object.__setattr__(self, name, "embedded" if self.without_pairs else part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import settle
 from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import import_bundle
 from private_rlhf.privacy.keys import insecure_seed_key, keygen, load_key
 from private_rlhf.privacy.signatures import public_key, sign, verify
 from private_rlhf.recipe import Recipe
+from pyarrow import parquet
 from support.recipes import recipe_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -120,6 +123,20 @@ def test_an_unsigned_bundle_opens_and_says_so(bundle: Path, tmp_path: Path, key:
     assert "signed by NOBODY" in report["summary"]
     with pytest.raises(UserError, match=r"is signed by nobody, and data\.signer is"):
         take_over(recipe(bundle, holder), tmp_path / "stage")
+
+
+def test_a_signer_is_asked_of_whatever_stands_in_the_place_of_a_bundle(bundle: Path, tmp_path: Path, key: Path) -> None:
+    """Without its manifest and ids a bundle is raw pairs, which nobody signs: they were read, and drawn anew."""
+    holder = public_key(load_key(key))
+    rows = parquet.read_table(bundle / "part-00000.parquet", columns=["prompt", "chosen", "rejected"])
+    shutil.rmtree(bundle)
+    bundle.mkdir()
+    parquet.write_table(rows, bundle / "part-00000.parquet")
+    asked = recipe(bundle, holder)
+    with pytest.raises(UserError, match=r"must be a bundle of data\.signer, got bundle: give it"):
+        RawSource(asked.data, asked.privatize, tmp_path / "run").check_input(asked.evaluation_labels)
+    with pytest.raises(UserError, match=r"signer must go with preferences that are brought"):
+        recipe(Path("embedded"), holder)
 
 
 def test_a_release_of_before_gets_its_signature_by_the_same_command(bundle: Path, tmp_path: Path, key: Path) -> None:
