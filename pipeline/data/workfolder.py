@@ -13,7 +13,6 @@ plan that the first one noted. Only the last step removes it.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from private_rlhf.core.atomic import write_json
+from private_rlhf.core.code import all_files, digest_of
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.data.publish import occupied
 from private_rlhf.data.sources import Part
@@ -38,12 +38,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def code_version() -> str:
-    """Changes with the code that makes runs and shards, and with the libraries that write them."""
-    digest = hashlib.sha256()
-    package = Path(__file__).resolve().parents[1]
-    for path in sorted([*package.glob("privacy/*.py"), *package.glob("data/*.py")]):
-        digest.update(path.read_bytes())
-    return f"{digest.hexdigest()} pyarrow {pa.__version__} numpy {np.__version__}"
+    """Changes with the program that makes runs and shards, and with the libraries that write them."""
+    return f"{digest_of(all_files())} pyarrow {pa.__version__} numpy {np.__version__}"
 
 
 def source_identity(parts: Sequence[Part], key: PrivacyKey) -> str:

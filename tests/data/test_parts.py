@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.cli import main
+from private_rlhf.core import code
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import curate, engine, release
 from private_rlhf.data.curate import Request, privatize_source
@@ -214,6 +215,15 @@ def test_parts_of_something_else_are_refused(request_of: Request) -> None:
         with pytest.raises(UserError, match="holds parts whose source differ: give what they were made with"):
             release_step(request_of, late)
     assert contents(work) == runs
+
+
+def test_parts_of_another_version_are_refused(request_of: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only the noise differs: the tasks would draw at other probabilities than the manifest states."""
+    release_step(request_of, "map:1/1")
+    digest = code._digest
+    monkeypatch.setattr(code, "_digest", lambda path: "other" if path.name == "noise.py" else digest(path))
+    with pytest.raises(UserError, match="holds parts whose code differ: give what they were made with"):
+        release_step(request_of, "reduce:1/1")
 
 
 def test_the_command_takes_the_steps(request_of: Request, capsys: pytest.CaptureFixture[str]) -> None:
