@@ -26,6 +26,7 @@ from private_rlhf.commands.options import Force, all_given, escape_help, one_way
 from private_rlhf.commands.plan import plan
 from private_rlhf.commands.releases import attack, verify_release
 from private_rlhf.commands.validate import validate
+from private_rlhf.core.atomic import FULL
 from private_rlhf.core.environment import calm_bars, extra_of, remedy, wait_briefly
 from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line, print_lines
 from private_rlhf.core.outputs import json_with, output_file, output_folder
@@ -402,7 +403,7 @@ def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence
         message = error.format_message() or ("Missing command." if words else "")
         return _fail(program, f"{message} (see --help)", 2) if message else 2
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in FULL:
             return _fail(program, "no space left on the disk: free some and run the same command again to resume", 1)
         if error.errno in UNUSABLE and error.filename is not None:
             return _fail(program, f"{error.filename}: {error.strerror}: choose another path, or fix its permissions", 2)

@@ -15,6 +15,9 @@ from typing import Any
 
 from private_rlhf.core.errors import printable
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk that is full, for everybody or for one user: running again goes on, once there is room."""
+
 
 @contextmanager
 def new_file(path: Path, mode: int = 0o644, *, beside: Path | None = None, durable: bool = True) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import filecmp
 import os
 import shutil
@@ -11,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from private_rlhf.core.atomic import sync, sync_folder, write_text
+from private_rlhf.core.atomic import FULL, sync, sync_folder, write_text
 from private_rlhf.core.documents import DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import settle
@@ -29,11 +28,11 @@ def refusals(target: Path) -> Iterator[None]:
         check_output(target)
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in FULL:
             raise
         elsewhere = error.filename and target.parent.resolve() not in Path(error.filename).resolve().parents
         place = f"{error.strerror}: {error.filename}" if elsewhere else error.strerror
-        raise UserError(f"{target}: cannot write the release ({place}); nothing was written") from None
+        raise UserError(f"{target}: cannot write the release ({place}): fix that and run again") from None
 
 
 def check_output(target: Path) -> None:

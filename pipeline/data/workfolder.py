@@ -12,7 +12,6 @@ plan that the first one noted. Only the last step removes it.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from private_rlhf.core.atomic import write_json
+from private_rlhf.core.atomic import FULL, write_json
 from private_rlhf.core.code import all_files, digest_of
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.data.publish import occupied
@@ -122,7 +121,7 @@ def _removal(folder: Path, missing: Sequence[Path]) -> Iterator[None]:
         yield
     except BaseException as error:
         refusal = isinstance(error, UserError) and not isinstance(error, PartMissing)
-        if refusal or (isinstance(error, OSError) and error.errno != errno.ENOSPC):  # the place cannot be written
+        if refusal or (isinstance(error, OSError) and error.errno not in FULL):  # the place cannot be written
             _remove(folder)
             for parent in missing:
                 with suppress(OSError):

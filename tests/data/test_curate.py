@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
-from private_rlhf.data import engine
+from private_rlhf.data import curate, engine
 from private_rlhf.data.conversation import RowError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options, parse_labels
@@ -310,13 +310,14 @@ def test_a_lost_key_and_one_of_the_wrong_length(tmp_path: Path, key: Path) -> No
         run(data, tmp_path / "out", key)
 
 
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_keeps_what_is_done_and_spends_nothing(
-    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
     data = write(tmp_path / "d.jsonl", rows_of(50))
 
     def full(*arguments: Any, **more: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(reason, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(engine, "write_run", full)
@@ -349,9 +350,26 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, key: Path, monkeypatch: 
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(engine, "write_run", denied)
-    with pytest.raises(UserError, match=r"cannot write the release \(Read-only file system\); nothing was written"):
+    with pytest.raises(UserError, match=r"cannot write the release \(Read-only file system\): fix that and run again"):
         run(data, tmp_path / "new" / "deep" / "out", key)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_ledger_that_fails_after_publishing_is_not_said_to_have_released_nothing(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, output = write(tmp_path / "d.jsonl", rows_of(5)), tmp_path / "out"
+
+    def failed(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(curate.Reservation, "commit", failed)
+        with pytest.raises(UserError, match=r"\(Input/output error\): fix that and run again$"):
+            run(data, output, key)
+    assert read_release(output).manifest.rows == 5
+    run(data, output, key)
+    assert [entry["status"] for entry in Ledger.open(load_key(key)).show()["releases"]] == ["released"]
 
 
 @pytest.mark.parametrize(
