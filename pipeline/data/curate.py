@@ -207,6 +207,8 @@ def opened_source(request: Request, key: PrivacyKey, fold_names: bool) -> Iterat
     if shared:
         chunk_bytes = max(chunk_bytes, min(opened.size >> 12, MOST_CHUNK_BYTES))
     plan = work_plan([opened], request.mechanism.epsilon, key, chunk_bytes, None if shared else boot_id())
+    if shared:  # or the last step would not hold what the others were told
+        plan |= {"budget": repr(request.budget), "cap": request.max_events}
     home = target.with_name(f".{target.name}.work")
     last = request.step == "finish"
     folder = shared_folder(home, plan, target, last) if shared else work_folder(home, plan, target)
