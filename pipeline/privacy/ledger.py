@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy import events, labelers
+from private_rlhf.privacy import events
 from private_rlhf.privacy.events import EventStore, StagedGeneration
 from private_rlhf.privacy.keys import Lock, PrivacyKey, make_private_folder
 from private_rlhf.privacy.labelers import join_tallies
@@ -44,7 +44,7 @@ from private_rlhf.privacy.ledger_facts import (
     source_totals,
     stated_budget,
 )
-from private_rlhf.privacy.ledger_file import Book, LedgerFile, added_epsilon
+from private_rlhf.privacy.ledger_file import Book, LedgerFile, added_epsilon, damage
 from private_rlhf.privacy.other_keys import OtherKey, missing_charge, one_at_a_time, other_keys
 
 WAIT_SECONDS = 60.0
@@ -242,8 +242,7 @@ class Ledger:
         with suppress(OSError):  # a copy that cannot be written has no release under way
             _acquire(lock, wait)
         try:
-            book = self._file.read()
-            lines = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
+            lines = damage(self._file.read())
         except UserError as error:
             lines = [str(error)]
         finally:

@@ -25,6 +25,7 @@ from private_rlhf.core.atomic import sweep_temporaries, sync, write_json
 from private_rlhf.core.documents import parse_json, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
+from private_rlhf.privacy import events, labelers
 from private_rlhf.privacy.events import EVENT, Generation
 from private_rlhf.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder, read_number
 from private_rlhf.privacy.labelers import TALLY, LabelerTotals
@@ -147,7 +148,8 @@ class LedgerFile:
         self._anchored()
         if source.resolve() == self.folder or not other.path.is_file() or not other.lock_path.is_file():
             raise UserError(f"{source}: must be a copy of a state folder (it needs ledger.json and ledger.lock)")
-        other.read(newest=False)
+        if problems := damage(other.read(newest=False)):
+            raise UserError(f"{problems[0]}; give another copy")
         copy = self.folder.with_name(f".{self.folder.name}.new")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(source, copy)
@@ -266,6 +268,11 @@ def added_epsilon(entries: list[dict[str, Any]], kinds: tuple[Kind, ...] = ON_TO
     """Σ ε of entries of these kinds, as far as they may be released: what they cost on top of the labels' own."""
     spent = (entry for entry in entries if entry["status"] != "reserved")
     return math.fsum(entry["epsilon"] for entry in spent if entry.get("kind", "labels") in kinds)
+
+
+def damage(book: Book) -> list[str]:
+    """Problems of the data files that a book names, one line each; reads them."""
+    return [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
 
 
 def _stated(data: Generation | LabelerTotals) -> dict[str, Any]:

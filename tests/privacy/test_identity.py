@@ -140,6 +140,11 @@ def test_what_is_no_copy_of_the_state_is_not_restored(key: PrivacyKey, tmp_path:
     release(Ledger.open(other), ANN, 1.0)
     with pytest.raises(UserError, match="belongs to another key"):
         Ledger.restore(key, other.state.folder, 0.0)
+    shutil.copytree(key.state.folder, tmp_path / "damaged")
+    (rows,) = (tmp_path / "damaged").glob("events/*.events")
+    rows.write_bytes(bytes(len(rows.read_bytes())))
+    with pytest.raises(UserError, match=r"was changed or damaged: .*; give another copy"):
+        Ledger.restore(key, tmp_path / "damaged", 0.0)
     assert Ledger.open(key).show()["epsilon_total"] == 1.0
 
 
