@@ -105,7 +105,10 @@ def release(sorted_batch: pa.Table | pa.RecordBatch, key: PrivacyKey | str | Pat
         keys[name] = rows[name].to_pylist()
     batches.name_events(keys, rows["labeler"].to_pylist(), rows["event"].to_pylist(), prf)
     order = batches.event_order(keys)
-    order = order[batches.first_of_each(keys[order])]
+    first, places = batches.first_of_each(keys[order]), keys["position"][order]
+    if (~first[1:] & (places[1:] == places[:-1])).any():  # which label stays would depend on the order of arrival
+        raise UserError("position must differ between rows, got one twice for a pair: number the rows of all files")
+    order = order[first]
     prefers_b = batches.release_labels(mechanism, prf, keys[order]) == -1
     responses = pa.chunked_array([*rows["response_a"].chunks, *rows["response_b"].chunks], pa.string())
     kept = batches.arrow_places(order)

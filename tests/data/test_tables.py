@@ -74,6 +74,15 @@ def test_rows_of_something_else_are_refused(key: Path) -> None:
             act(rows.to_pylist())
 
 
+def test_copies_with_one_position_are_refused_in_any_order(key: Path) -> None:
+    """As of two files that are numbered each by itself: a task that runs again could release the other label."""
+    row = {"prompt": "p", "chosen": "a", "rejected": "b", "position": 0}
+    table = canonicalize(pa.Table.from_pylist([row, row | {"chosen": "b", "rejected": "a"}]))
+    for places in ([0, 1], [1, 0]):
+        with pytest.raises(UserError, match="position must differ between rows, got one twice for a pair"):
+            release(table.take(places), key, 1.0)
+
+
 def test_a_batch_and_a_part_without_rows(key: Path) -> None:
     """Engines that divide rows make empty parts."""
     table = table_of(20)
