@@ -68,11 +68,11 @@ def design(
         output = output_file(output, "--output", rewrites=begins_with(PAGE), force=force)
         figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), force=force)
     from private_rlhf.core import atomic
-    from private_rlhf.data.release import read_release
+    from private_rlhf.data.verify import verify_release
     from private_rlhf.lm.model_folders import check_given
 
     check_given({"--policy": policy} if policy else {}, prompts)
-    judged = None if pilot is None else read_release(pilot)
+    judged = None if pilot is None else verify_release(pilot).release
     from private_rlhf.evaluation.forecast import DELTA, Answers, Forecast, central_worth, forecasts, margin_scale
     from private_rlhf.report.plots import retained_curve, svg_file
 

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from private_rlhf.cli import main
 from private_rlhf.commands.design import consent, draw, head, terms
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise_levels import LevelledNoise
+from private_rlhf.data.container import settle, write_shard
 from private_rlhf.data.release import read_release
 from private_rlhf.evaluation import forecast
 from private_rlhf.evaluation.forecast import (
@@ -255,6 +258,22 @@ def test_the_consent_form_of_a_mix_says_what_each_level_tells() -> None:
     assert "most 1.7; whoever sees all of yours, by 2.8. At ε = 2, of 100" in text
     assert "At ε = 2, of 100 people who prefer A, 88 reports say A." in text
     assert text.endswith("by 54.6.”")
+
+
+def test_a_pilot_that_was_edited_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a model is loaded; an ε that is none of the release's ended in a traceback after that."""
+    pilot = tmp_path / "pilot"
+    release_pairs([RawPair("Say it.", "yes", "no")], pilot, RandomizedResponse(2.0), PrivacyKey(bytes(32)))
+    (pilot / "_signature").unlink()
+    (shard,) = pilot.glob("part-*")
+    rows = pq.read_table(shard)
+    write_shard(shard, rows.schema, [rows.set_column(0, "prompt", pa.array(["Say no."]))])
+    settle(pilot)
+    monkeypatch.setattr("private_rlhf.commands.design.draw", lambda *_: pytest.fail("the pilot was taken as it is"))
+    assert main(["design", "--people", "10", "--answers", "2", "--epsilon", "1", "--pilot", str(pilot)]) == 2
+    assert "holds a record_id that is not that of its texts" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
