@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,8 +36,9 @@ def released(group: pa.Table, target: str, key: str, epsilon: float) -> pa.Table
 
     number, rows = group["part"][0].as_py(), release(group.drop_columns("part"), key, epsilon)
     path = Path(target) / f"part-{number:05d}.parquet"
-    pq.write_table(rows, path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").replace(path)
+    temporary = path.with_suffix(f".{uuid4().hex}.tmp")  # of a task that Ray runs again while the first goes on
+    pq.write_table(rows, temporary)
+    temporary.replace(path)
     return pa.table({"rows": [len(rows)]})
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +36,27 @@ example.main(*sys.argv[2:])
 
 def released(folder: Path) -> pa.Table:
     return pa.concat_tables(pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))).combine_chunks()
+
+
+def test_a_part_that_two_tasks_write_at_once(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray runs a task again whose machine does not answer, and the first one may go on."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
+    example = importlib.import_module("privatize_ray")
+    pairs = pa.table({"prompt": ["p"], "chosen": ["a"], "rejected": ["b"], "position": [0]})
+    task = partial(example.released, example.canonical(pairs, 1), str(tmp_path), str(key), 1.0)
+    write, written = pq.write_table, []
+
+    def write_and_run_again(rows: pa.Table, path: Path) -> None:
+        write(rows, path)
+        written.append(path)
+        if len(written) == 1:
+            task()
+
+    monkeypatch.setattr(pq, "write_table", write_and_run_again)
+    task()
+    assert len(released(tmp_path)) == 1
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.mark.slow
