@@ -203,7 +203,7 @@ def test_parts_of_something_else_are_refused(request_of: Request) -> None:
     with pytest.raises(UserError, match="holds parts whose options differ: give"):
         release_step(replace(request_of, options=Options()), "map:2/2")
     for stated in (replace(request_of, budget=Budget(9.0, "event")), replace(request_of, max_events=30)):
-        with pytest.raises(UserError, match="holds parts whose (budget|cap) differ: give"):
+        with pytest.raises(UserError, match=r"holds parts whose (budget|cap) differ: give"):
             release_step(stated, "finish")
     with pytest.raises(UserError, match="is being made in parts; end it with --step finish, or remove"):
         privatize_source(request_of)
