@@ -225,25 +225,21 @@ def train(trainer: Trainer, checkpoints: Path, track: Tracking = untracked) -> N
     if any(isinstance(callback, ProgressCallback) for callback in trainer.callback_handler.callbacks):
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(LossOnBar())
-    with track(trainer, last_whole_step(checkpoints)):
-        trainer.train(resume_from_checkpoint=last_whole_checkpoint(checkpoints))
-
-
-def last_whole_checkpoint(checkpoints: Path) -> str | None:
-    """The newest Trainer checkpoint that carries its completion marker; drops those without."""
-    whole = []
-    for folder in checkpoints.glob("checkpoint-*"):
-        if (folder / COMPLETE).is_file():
-            whole.append(folder)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-    return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
+    step = last_whole_step(checkpoints)
+    with track(trainer, step):
+        trainer.train(resume_from_checkpoint=str(checkpoints / f"checkpoint-{step}") if step else None)
 
 
 def last_whole_step(checkpoints: Path) -> int:
-    """The step of the newest whole checkpoint; 0 without one."""
-    newest = last_whole_checkpoint(checkpoints)
-    return 0 if newest is None else int(newest.rpartition("-")[2])
+    """The step of the newest Trainer checkpoint that carries its completion marker, 0 without one; drops those
+    without."""
+    steps = [0]
+    for folder in checkpoints.glob("checkpoint-*"):
+        if (folder / COMPLETE).is_file():
+            steps.append(int(folder.name.rpartition("-")[2]))
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return max(steps)
 
 
 def loss_history(state: TrainerState) -> list[list[float]]:

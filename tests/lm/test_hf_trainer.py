@@ -17,7 +17,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.hf_trainer import check_trainer_args, global_batch, last_whole_checkpoint
+from private_rlhf.lm.hf_trainer import check_trainer_args, global_batch, last_whole_step
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import LoraSettings, RolloutConfig
 from private_rlhf.recipe import SftConfig as SftSection
@@ -99,14 +99,14 @@ def test_trl_s_defaults_for_dtype_and_memory_are_undone_and_the_passthrough_wins
 
 
 def test_the_newest_marked_checkpoint_counts_and_unmarked_ones_go(tmp_path: Path) -> None:
-    assert last_whole_checkpoint(tmp_path / "absent") is None
+    assert last_whole_step(tmp_path / "absent") == 0
     for step in (9, 10, 11):  # 9 > 10 as text
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "model.safetensors").touch()
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}" / hf_trainer.COMPLETE).touch()
     (tmp_path / "fingerprint.json").touch()
-    assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+    assert last_whole_step(tmp_path) == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-9", "fingerprint.json"]
 
 
