@@ -39,7 +39,7 @@ from private_rlhf.privacy.batches import (
     record_tags,
     release_labels,
 )
-from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
+from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import MOST_LEVELS, LevelledResponse, Mechanism, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.prf import frame
@@ -292,10 +292,12 @@ def _events(keys: Keys, gone: np.ndarray) -> bytes:
     """`events.ENTRY` rows in the order of their tags."""
     words = event_tags(keys).view(">u8").astype(np.uint64)
     keys = keys[np.lexsort((words[:, 1], words[:, 0]))]
-    facts = {"record": as_tags(record_tags(keys)), "blind": blinds(keys)}
-    facts |= {name: keys[name] for name in ("corrects", "letters", "level")}
-    rows = entries(event_tags(keys), keys["label"], keys["labeler"], **facts)
-    rows["left_out"] = _among(rows["tag"], gone)
+    rows = np.zeros(len(keys), ENTRY)
+    for name, tags in (("tag", event_tags(keys)), ("record", record_tags(keys)), ("labeler", keys["labeler"])):
+        rows[name] = as_tags(tags)
+    for name in ("label", "corrects", "letters", "level"):
+        rows[name] = keys[name]
+    rows["blind"], rows["left_out"] = blinds(keys), _among(rows["tag"], gone)
     return rows.tobytes()
 
 

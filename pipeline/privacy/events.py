@@ -55,21 +55,6 @@ EVENT = np.dtype(
 LEGACY = np.dtype([("tag", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1")])  # of earlier versions
 
 
-def entries(
-    tags: np.ndarray, labels: np.ndarray, labelers: np.ndarray | None = None, **more: np.ndarray | int
-) -> np.ndarray:
-    """(n,) ENTRY from tags (n,) S16 or (n, 16) uint8, labels (n,) int8, labellers as tags or None, and other fields;
-    by default each event is its record's only one, and the sign is +1."""
-    rows = np.zeros(len(tags), ENTRY)
-    rows["tag"] = rows["record"] = as_tags(tags)
-    rows["label"], rows["blind"] = labels, 1
-    if labelers is not None:
-        rows["labeler"] = as_tags(labelers)
-    for name, values in more.items():
-        rows[name] = values
-    return rows
-
-
 @dataclass(frozen=True)
 class Generation:
     """One state of the store. `path`: its file, None while it is empty. `bounds`: 257 row numbers; partition p is rows

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy import events, labelers
-from private_rlhf.privacy.events import EVENT, EventStore, Generation, StagedGeneration, as_tags, entries
+from private_rlhf.privacy.events import EVENT, EventStore, Generation, StagedGeneration, as_tags
+from support.ledger_releases import entries
 
 LEVELS = [0.1, 0.5, 1.0, 2.0]
 # Tags of partition 7 that differ late, early, and in nothing but zero bytes at the end.

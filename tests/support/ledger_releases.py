@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.events import MergeResult, StagedGeneration, entries
+from private_rlhf.privacy.events import ENTRY, MergeResult, StagedGeneration
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan
 
 
@@ -19,6 +19,16 @@ class Event(NamedTuple):
     tag: bytes
     label: int = 1
     labeler: bytes = bytes(16)
+
+
+def entries(tags: np.ndarray, labels: np.ndarray, labelers: np.ndarray | None = None) -> np.ndarray:
+    """(n,) ENTRY of tags (n,) S16, labels (n,) int8 and labellers as tags; each event is its record's only one."""
+    rows = np.zeros(len(tags), ENTRY)
+    rows["tag"] = rows["record"] = tags
+    rows["label"], rows["blind"] = labels, 1
+    if labelers is not None:
+        rows["labeler"] = labelers
+    return rows
 
 
 def events_of(person: str, count: int, start: int = 0) -> list[Event]:
