@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import torch
 from private_rlhf.lm.models import load_whole, unwrap
-from private_rlhf.lm.rows import Rows, Sharing, sharing_of
-from private_rlhf.reward_models.losses import bounded_reward, check_reward_bound
+from private_rlhf.lm.rows import Rows, Sharing, make_rows, sharing_of
+from private_rlhf.reward_models.losses import check_reward_bound
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -95,14 +95,6 @@ def set_score_weight(model: nn.Module, weight: Tensor) -> None:
     head.weight = nn.Parameter(new, requires_grad=old.requires_grad)
 
 
-def last_token_index(attention_mask: Tensor) -> Tensor:
-    """Index (B,) of the last attended token of a 0/1 mask (B, T), padded left or right. ValueError for an empty row."""
-    if not bool(attention_mask.any(-1).all()):
-        raise ValueError("attention_mask must have a token in each row: drop empty texts before scoring")
-    positions = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
-    return (positions * attention_mask.bool()).argmax(-1)
-
-
 class RewardModel:
     """A sequence-classification model in eval mode, with its reward bound; `backbone` is the model without its head.
 
@@ -133,25 +125,12 @@ class RewardModel:
         """w (f,) in the dtype it is stored in; f = d, or 2d with a token sum."""
         return score_layer(self.model).weight.flatten()
 
-    def _hidden(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
-        more = {"position_ids": positions} if self._takes_positions else {}
-        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **more)
-        return cast(Tensor, output.last_hidden_state)
-
-    def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """φ (B, f) float32 of token ids (B, T) int64 with a 0/1 mask (B, T); differentiable."""
-        positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)  # left padding must not shift them
-        hidden = self._hidden(input_ids, attention_mask, positions)
-        rows = torch.arange(len(hidden), device=hidden.device)
-        last = hidden[rows, last_token_index(attention_mask)].float()
-        if not self.token_sum:
-            return last
-        return torch.cat([last, torch.einsum("bt,btd->bd", attention_mask.float(), hidden.float())], dim=-1)
-
     def row_features(self, rows: Rows) -> Tensor:
         """φ (N, f) float32 of the sequences in `rows`, in their order; differentiable."""
+        more = {"position_ids": rows.position_ids} if self._takes_positions else {}
         mask = rows.attention(cast(Any, unwrap(self.model)).dtype)
-        flat = self._hidden(rows.input_ids, mask, rows.position_ids).flatten(0, 1)
+        output = self.backbone(input_ids=rows.input_ids, attention_mask=mask, use_cache=False, **more)
+        flat: Tensor = output.last_hidden_state.flatten(0, 1)
         last = flat[rows.last].float()
         if not self.token_sum:
             return last
@@ -160,16 +139,8 @@ class RewardModel:
         return torch.cat([last, nn.functional.embedding_bag(columns, flat.float(), starts, mode="sum")], dim=-1)
 
     def raw_score_of(self, features: Tensor) -> Tensor:
-        """u = w·φ, (B, f) -> (B,) float32."""
+        """u = w·φ, (B, f) -> (B,) float32: what plain transformers calls the logit where the head has one output."""
         return features.float() @ self.weight.float()
-
-    def raw_score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """u (B,) float32, what plain transformers calls the logit where the head has one output."""
-        return self.raw_score_of(self.features(input_ids, attention_mask))
-
-    def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The bounded reward r(u) (B,) float32."""
-        return bounded_reward(self.raw_score(input_ids, attention_mask), self.reward_bound)
 
 
 @torch.no_grad()
@@ -180,6 +151,7 @@ def probe_scores(model: nn.Module) -> Tensor:
     training = model.training
     model.eval()
     try:
-        return RewardModel(model).raw_score(ids, torch.ones_like(ids)).cpu()
+        reward = RewardModel(model)
+        return reward.raw_score_of(reward.row_features(make_rows(ids.tolist(), 0, ids.device))).cpu()
     finally:
         model.train(training)

@@ -17,7 +17,6 @@ r(s, a'), μ the reference policy: without that centring a bonus measures the ri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -260,7 +259,7 @@ def check_dropout(model: nn.Module) -> None:
 
 
 class DropoutRewardModel(RewardModel):
-    """A reward model whose `features` are (B, d + S) float32: φ without dropout, then S raw scores under dropout, a
+    """A reward model whose `row_features` are (N, d + S) float32: φ without dropout, then S raw scores under dropout, a
     function of `seed` and the batch. ValueError for a model without dropout."""
 
     def __init__(
@@ -270,22 +269,17 @@ class DropoutRewardModel(RewardModel):
         check_dropout(model)
         self.samples, self.seed = samples, seed
 
-    def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """φ and the draws, (B, d + S); the draws carry no gradient."""
-        return self._with_draws(lambda: super(DropoutRewardModel, self).features(input_ids, attention_mask))
-
     def row_features(self, rows: Rows) -> Tensor:
-        """The same of N sequences in rows, (N, d + S); sequences that share a prompt share its masks."""
-        return self._with_draws(lambda: super(DropoutRewardModel, self).row_features(rows))
-
-    def _with_draws(self, read: Callable[[], Tensor]) -> Tensor:
-        features, device, training = read(), self.weight.device, self.model.training
+        """φ and the draws, (N, d + S), of the sequences in `rows`, of which those that share a prompt share its masks;
+        the draws carry no gradient."""
+        read, score = super().row_features, super().raw_score_of
+        features, device, training = read(rows), self.weight.device, self.model.training
         forked = torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type)
         self.model.train()
         try:
             with forked, torch.no_grad():
                 torch.manual_seed(self.seed)
-                draws = [super(DropoutRewardModel, self).raw_score_of(read()) for _ in range(self.samples)]
+                draws = [score(read(rows)) for _ in range(self.samples)]
         finally:
             self.model.train(training)
         return torch.cat([features, torch.stack(draws, dim=-1)], dim=-1)
@@ -297,7 +291,7 @@ class DropoutRewardModel(RewardModel):
 
 @dataclass(frozen=True)
 class DropoutBonus(CentredBonus):
-    """Reads the draws that `DropoutRewardModel.features` appends to weight (d,); nothing is centred. ValueError for
+    """Reads the draws that `DropoutRewardModel.row_features` appends to weight (d,); nothing is centred. ValueError for
     fewer than two."""
 
     weight: Tensor

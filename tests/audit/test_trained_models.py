@@ -12,6 +12,7 @@ from private_rlhf.audit import files as trained_models
 from private_rlhf.audit.suite import Outcome, run_attacks
 from private_rlhf.audit.view import build_view
 from private_rlhf.lm.base_models import tiny_checkpoint
+from private_rlhf.lm.rows import make_rows
 from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.model import RewardModel, set_score_weight
 
@@ -44,8 +45,9 @@ def fitted_reward(base: Path, run: Path, world: World, labels: np.ndarray) -> No
     ]
     features = np.zeros((len(rows), model.config.hidden_size))
     with torch.no_grad():
-        for picked, ids, mask in trained_models._batches(rows):
-            features[picked] = RewardModel(model).features(ids, mask).numpy()
+        for number, (prompt, response) in enumerate(rows):
+            text = make_rows([[*prompt, *response]], 0, torch.device("cpu"))
+            features[number] = RewardModel(model).row_features(text)[0].numpy()
     weight = np.linalg.lstsq(features[0::2] - features[1::2], labels.astype(float), rcond=None)[0]
     set_score_weight(model, torch.tensor(weight, dtype=torch.float32))
     model.save_pretrained(run / "reward" / "model")

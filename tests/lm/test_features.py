@@ -8,7 +8,7 @@ import pytest
 import torch
 from private_rlhf.lm import features
 from private_rlhf.lm.features import extract_features
-from private_rlhf.lm.rows import Rows
+from private_rlhf.lm.rows import Rows, make_rows
 
 CPU = torch.device("cpu")
 
@@ -72,5 +72,5 @@ def test_a_real_backbone_gives_each_text_its_features_alone(checkpoint: Path) ->
     rows = [[row_id % 500 for row_id in row] for row in texts(12)]
     together = extract_features(model, rows, pad_token_id=0, batch_size=5, device=CPU)
     for row, found in zip(rows, together, strict=True):
-        single = model.features(torch.tensor([row]), torch.ones(1, len(row), dtype=torch.long))[0]
+        single = model.row_features(make_rows([row], 0, CPU))[0]
         torch.testing.assert_close(found, single, atol=1e-5, rtol=1e-5)

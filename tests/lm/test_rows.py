@@ -76,8 +76,7 @@ def test_features_and_gradients_are_those_of_each_text_alone(family: str, attent
     assert sharing_of(model) is not None
     reward = RewardModel(model)
     weights = torch.linspace(-1, 1, len(TEXTS) * 32, dtype=torch.float64).view(len(TEXTS), 32)
-    alone = [torch.tensor([text]) for text in TEXTS]
-    expected = torch.cat([reward.features(ids, torch.ones_like(ids)) for ids in alone]).double()
+    expected = torch.cat([reward.row_features(make_rows([text], 0, CPU)) for text in TEXTS]).double()
     (expected * weights).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()

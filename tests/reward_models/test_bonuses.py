@@ -26,7 +26,7 @@ from private_rlhf.reward_models.uncertainty import (
     bonus_kind,
     bonus_tensors,
 )
-from support.reward_checkpoints import fisher_bonus, labelled_pairs, metadata
+from support.reward_checkpoints import features, fisher_bonus, labelled_pairs, metadata, rewards
 from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 
@@ -226,21 +226,20 @@ def test_a_model_without_dropout_is_refused() -> None:
 def test_draws_spread_without_touching_mode_reward_or_random_state() -> None:
     model = gpt2(0.3)
     plain, stochastic = RewardModel(model), DropoutRewardModel(model, samples=16, seed=3)
-    ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    texts = [[5, 6, 7], [8, 9]]
     before = torch.random.get_rng_state()
     with torch.no_grad():
-        features = stochastic.features(ids, mask)
-        assert torch.equal(stochastic.features(ids, mask), features)
-        assert torch.equal(features[:, :8], plain.features(ids, mask))
-        assert torch.equal(stochastic.score(ids, mask), plain.score(ids, mask))
+        read = features(stochastic, texts)
+        assert torch.equal(features(stochastic, texts), read)
+        assert torch.equal(read[:, :8], features(plain, texts))
+        assert torch.equal(rewards(stochastic, texts), rewards(plain, texts))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not model.training
-    score = DropoutBonus(plain.weight.detach(), None, samples=16).score(features, features[:, None])
-    torch.testing.assert_close(score.bonus, features[:, 8:].std(-1))
+    score = DropoutBonus(plain.weight.detach(), None, samples=16).score(read, read[:, None])
+    torch.testing.assert_close(score.bonus, read[:, 8:].std(-1))
     assert float(score.bonus.min()) > 0.01
     with pytest.raises(ValueError, match="compute them with DropoutRewardModel"):
-        DropoutBonus(plain.weight.detach(), None, samples=16).score(features[:, :8], features[:, None])
+        DropoutBonus(plain.weight.detach(), None, samples=16).score(read[:, :8], read[:, None])
     with pytest.raises(ValueError, match="samples must be at least 2"):
         DropoutBonus(plain.weight.detach(), None, samples=1)
 
@@ -266,9 +265,9 @@ def test_a_checkpoint_scores_texts_with_its_own_kind(kind: str, tmp_path: Path) 
     assert bonus_kind(loaded.bonus) == kind
     ids = torch.randint(1, 16, (10, 5), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        features = loaded.model.features(ids, torch.ones_like(ids))
-        expected = RewardModel(model, reward_bound=4.0).score(ids[:2], torch.ones_like(ids[:2]))
-    score = loaded.bonus.score(features[:2], features[2:].reshape(2, 4, -1))
+        read = features(loaded.model, ids.tolist())
+        expected = rewards(RewardModel(model, reward_bound=4.0), ids[:2].tolist())
+    score = loaded.bonus.score(read[:2], read[2:].reshape(2, 4, -1))
     torch.testing.assert_close(score.reward, expected, rtol=1e-5, atol=1e-6)
     assert float(score.bonus.min()) > 0
     other = "elliptical" if kind == "fisher" else "fisher"

@@ -23,7 +23,7 @@ from private_rlhf.reward_models.checkpoint import (
 from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.uncertainty import FisherBonus
 from safetensors.torch import load_file
-from support.reward_checkpoints import BOUND, fisher_bonus, metadata
+from support.reward_checkpoints import BOUND, features, fisher_bonus, metadata, raw_scores
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 METADATA = metadata(data={"release": "abc"})
@@ -49,13 +49,14 @@ def test_both_ways_of_reloading_give_the_same_raw_score(
 ) -> None:
     model, bonus = make(tiny_causal_lm, dtype)
     ids, mask = batch()
-    expected = RewardModel(model).raw_score(ids, mask)
+    texts = [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+    expected = raw_scores(RewardModel(model), texts)
     save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
 
     ours = load_reward_checkpoint(tmp_path / "rm", dtype=dtype)
     assert ours.metadata == METADATA
     assert ours.model.reward_bound == BOUND
-    assert torch.equal(ours.model.raw_score(ids, mask), expected)
+    assert torch.equal(raw_scores(ours.model, texts), expected)
     assert torch.equal(ours.model.weight, model.score.weight[0])
     assert ours.model.model.dtype == dtype
     assert load_reward_checkpoint(tmp_path / "rm").model.model.dtype == affordable(dtype, "cpu")
@@ -70,7 +71,7 @@ def test_both_ways_of_reloading_give_the_same_raw_score(
     wide = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32).eval()
     ours_wide = load_reward_checkpoint(tmp_path / "rm", dtype=torch.float32).model
     wide_logits = wide(ids, attention_mask=mask).logits[:, 0]
-    torch.testing.assert_close(ours_wide.raw_score(ids, mask), wide_logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(raw_scores(ours_wide, texts), wide_logits, rtol=1e-5, atol=1e-5)
 
 
 def test_the_folder_is_ordinary_and_complete(tiny_causal_lm: Path, tmp_path: Path) -> None:
@@ -208,12 +209,12 @@ def test_a_head_of_two_outputs_comes_back_and_is_refused_where_nobody_says_what_
     save_reward_checkpoint(tmp_path / "rm", model, METADATA)
     again = load_reward_checkpoint(tmp_path / "rm").model
     assert torch.equal(again.weight, weight)
-    assert torch.equal(again.raw_score(*batch()), RewardModel(model).raw_score(*batch()))
+    ids, _ = batch()
+    assert torch.equal(raw_scores(again, ids.tolist()), raw_scores(RewardModel(model), ids.tolist()))
     # Plain transformers reads both outputs at the last token.
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm").eval()
-    ids, mask = batch()
-    last = again.features(ids, mask)[:, :32]
-    torch.testing.assert_close(plain(ids, attention_mask=mask).logits, last @ weight.reshape(2, 32).T)
+    last = features(again, ids[:1].tolist())[:, :32]
+    torch.testing.assert_close(plain(ids[:1]).logits, last @ weight.reshape(2, 32).T)
     (tmp_path / "rm" / METADATA_FILE).unlink()
     with pytest.raises(ValueError, match="num_labels must be 1, got 2"):
         load_reward_checkpoint(tmp_path / "rm", declared_public=True)

@@ -14,7 +14,7 @@ from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_r
 from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from safetensors.torch import load_file, save_file
 from support.families import family_checkpoint
-from support.reward_checkpoints import metadata
+from support.reward_checkpoints import features, metadata, raw_scores
 from transformers import AutoModelForCausalLM
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers"]
@@ -33,12 +33,12 @@ def test_an_architecture_without_a_classifier_gets_a_plain_one(family: str, tmp_
     causal.get_output_embeddings().register_forward_pre_hook(lambda _, given: states.append(given[0][:, -1]))
     causal(input_ids=IDS)
     backbone = build_reward_backbone(source)
-    features = RewardModel(backbone).features(IDS, MASK)
-    torch.testing.assert_close(features, states[0], atol=1e-5, rtol=1e-5)
+    found = features(RewardModel(backbone), IDS.tolist())
+    torch.testing.assert_close(found, states[0], atol=1e-5, rtol=1e-5)
     set_score_weight(backbone, torch.linspace(-1, 1, 64))
     save_reward_checkpoint(tmp_path / "rm", backbone, UNTRAINED)
     loaded = load_reward_checkpoint(tmp_path / "rm").model
-    torch.testing.assert_close(loaded.raw_score(IDS, MASK), RewardModel(backbone).raw_score(IDS, MASK))
+    torch.testing.assert_close(raw_scores(loaded, IDS.tolist()), raw_scores(RewardModel(backbone), IDS.tolist()))
     assert build_reward_backbone(source, 1).config.num_hidden_layers == 1
 
 
@@ -51,10 +51,10 @@ def test_experts_are_merged(tmp_path: Path) -> None:
         if "lora_B" in name or "modules_to_save" in name:
             parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
     with adapted.disable_adapter():
-        before = RewardModel(adapted).features(IDS, MASK)
-    expected = RewardModel(adapted).raw_score(IDS, MASK)
-    assert (RewardModel(adapted).features(IDS, MASK) - before).abs().max() > 0.1
-    found = RewardModel(merge_adapters(adapted)).raw_score(IDS, MASK)
+        before = features(RewardModel(adapted), IDS.tolist())
+    expected = raw_scores(RewardModel(adapted), IDS.tolist())
+    assert (features(RewardModel(adapted), IDS.tolist()) - before).abs().max() > 0.1
+    found = raw_scores(RewardModel(merge_adapters(adapted)), IDS.tolist())
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

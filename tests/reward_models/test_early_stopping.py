@@ -13,6 +13,7 @@ from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from private_rlhf.reward_models.training import HeldOutRecord, HeldOutStopping
+from support.reward_checkpoints import rewards
 from support.reward_trainers import make_rows, make_trainer
 from transformers import TrainerCallback
 
@@ -70,7 +71,7 @@ def test_pair_losses_are_those_of_a_naive_computation(tiny_causal_lm: Path, tmp_
     model = RewardModel(trainer.model.eval(), reward_bound=4.0)
     with torch.no_grad():
         chosen, rejected = (
-            torch.cat([model.score(torch.tensor([ids]), torch.ones(1, len(ids))) for ids in rows[column]])
+            torch.cat([rewards(model, [ids]) for ids in rows[column]])
             for column in ("chosen_ids", "rejected_ids")
         )
     # The judge is the private log-likelihood, whatever is trained on.

@@ -30,7 +30,7 @@ from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import preflight
 from support.outside import run_outside
 from support.recipes import recipe_of
-from support.reward_checkpoints import fisher_bonus, metadata
+from support.reward_checkpoints import fisher_bonus, metadata, rewards
 
 
 def place(given: Recipe, target: Path) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def test_declared_public_it_becomes_a_checkpoint_of_the_run_and_the_card_lists_i
     assert loaded.bonus is None
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        expected = source.model.score(ids, torch.ones_like(ids))
-        assert torch.equal(loaded.model.score(ids, torch.ones_like(ids)), expected)
+        expected = rewards(source.model, ids.tolist())
+        assert torch.equal(rewards(loaded.model, ids.tolist()), expected)
     fit = json.loads((tmp_path / "fit.json").read_text())
     assert (fit["mode"], fit["source"], fit["fitted_by"], fit["epsilon"]) == ("external", "their-model", "others", None)
     said = external_reward(fit)

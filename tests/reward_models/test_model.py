@@ -9,7 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.lm.rows import make_rows
 from private_rlhf.reward_models.backbone import build_reward_backbone, merge_adapters
-from private_rlhf.reward_models.model import RewardModel, last_token_index, score_layer, set_score_weight
+from private_rlhf.reward_models.model import RewardModel, score_layer, set_score_weight
+from support.reward_checkpoints import features, raw_scores, rewards
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -25,9 +26,9 @@ from transformers import (
 SEQUENCES = ([5, 6, 7, 8, 2], [9, 10], [11, 12, 13, 2, 14, 15, 16], [17])
 
 
-def padded(side: str, pad: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
     """SEQUENCES padded on one side: ids and mask (4, 9)."""
-    ids, mask = torch.full((4, 9), pad), torch.zeros(4, 9, dtype=torch.long)
+    ids, mask = torch.zeros(4, 9, dtype=torch.long), torch.zeros(4, 9, dtype=torch.long)
     for row, sequence in enumerate(SEQUENCES):
         start = 9 - len(sequence) if side == "left" else 0
         ids[row, start : start + len(sequence)] = torch.tensor(sequence)
@@ -50,18 +51,13 @@ def test_pooling_agrees_with_transformers_and_ignores_padding(tiny_causal_lm: Pa
     set_score_weight(model, random_weight())
     reward_model = RewardModel(model, reward_bound=10.0)
     expected = one_by_one(model)
+    torch.testing.assert_close(raw_scores(reward_model, SEQUENCES), expected, rtol=1e-4, atol=1e-4)
+    bounded = 5 * torch.tanh(expected / 5)
+    torch.testing.assert_close(rewards(reward_model, SEQUENCES), bounded, rtol=1e-4, atol=1e-4)
+    assert features(reward_model, SEQUENCES).shape == (4, 32)
     for side in ("right", "left"):
         ids, mask = padded(side)
-        raw = reward_model.raw_score(ids, mask)
-        torch.testing.assert_close(raw, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, 0], expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(reward_model.score(ids, mask), 5 * torch.tanh(expected / 5), rtol=1e-4, atol=1e-4)
-        features = reward_model.features(ids, mask)
-        assert features.shape == (4, 32)
-        torch.testing.assert_close(reward_model.raw_score_of(features), raw)
-        # What fills the padding does not matter to us, while transformers looks for the pad id.
-        filled, _ = padded(side, pad=33)
-        torch.testing.assert_close(reward_model.raw_score(filled, mask), expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -71,15 +67,14 @@ def test_a_head_of_two_outputs_reads_the_last_token_and_the_sum_of_all(tiny_caus
     reward_model = RewardModel(model)
     states = [model.model(torch.tensor([sequence])).last_hidden_state[0] for sequence in SEQUENCES]
     expected = torch.stack([torch.cat([state[-1], state.sum(0)]) for state in states])
-    for side in ("right", "left"):
-        torch.testing.assert_close(reward_model.features(*padded(side)), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features(reward_model, SEQUENCES), expected, rtol=1e-4, atol=1e-4)
     alike = [[1, 2, 3, *sequence] for sequence in SEQUENCES]  # so that texts share rows
     shared = make_rows(alike, 0, torch.device("cpu"), reward_model.sharing)
     alone = make_rows(alike, 0, torch.device("cpu"))
     assert len(shared.input_ids) < len(alike)
     together = reward_model.row_features(shared)
     torch.testing.assert_close(together, reward_model.row_features(alone), rtol=1e-4, atol=1e-4)
-    score = reward_model.raw_score(*padded("right"))
+    score = raw_scores(reward_model, SEQUENCES)
     torch.testing.assert_close(score, expected @ random_weight(64), rtol=1e-4, atol=1e-4)
     # What answers of one prompt differ by is a sum over the answers: the prompt's own states cancel.
     sums = together[:, 32:]
@@ -91,18 +86,17 @@ def test_a_head_of_two_outputs_reads_the_last_token_and_the_sum_of_all(tiny_caus
 def test_a_text_that_contains_or_ends_in_the_pad_token_is_pooled_at_its_end(tiny_causal_lm: Path) -> None:
     model = build_reward_backbone(tiny_causal_lm)
     set_score_weight(model, random_weight())
-    ids, mask = torch.tensor([[5, 0, 6, 0, 0]]), torch.tensor([[1, 1, 1, 1, 0]])
-    unpadded = model.model(ids[:, :4]).last_hidden_state[0, 3] @ random_weight()
-    torch.testing.assert_close(RewardModel(model).raw_score(ids, mask)[0], unpadded, rtol=1e-4, atol=1e-4)
+    texts = [[5, 0, 6, 0], [1, 2, 3, 4, 5, 6]]
+    unpadded = model.model(torch.tensor(texts[:1])).last_hidden_state[0, 3] @ random_weight()
+    torch.testing.assert_close(raw_scores(RewardModel(model), texts)[0], unpadded, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
-def test_absolute_positions_survive_left_padding() -> None:
+def test_absolute_positions_survive_padding() -> None:
     config = GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=16, num_labels=1, pad_token_id=0)
     torch.manual_seed(0)
     model = GPT2ForSequenceClassification(config).eval()
-    reward_model = RewardModel(model)
-    torch.testing.assert_close(reward_model.raw_score(*padded("left")), one_by_one(model), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(raw_scores(RewardModel(model), SEQUENCES), one_by_one(model), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -114,8 +108,8 @@ def test_truncated_backbone_keeps_the_first_layers(tiny_causal_lm: Path) -> None
     full = AutoModel.from_pretrained(tiny_causal_lm, dtype=torch.float32).eval()
     ids, mask = padded("right")
     second = full(ids, attention_mask=mask, output_hidden_states=True).hidden_states[2]
-    expected = full.norm(second)[torch.arange(4), last_token_index(mask)]
-    torch.testing.assert_close(RewardModel(model).features(ids, mask), expected, rtol=1e-4, atol=1e-5)
+    expected = full.norm(second)[torch.arange(4), mask.sum(dim=1) - 1]
+    torch.testing.assert_close(features(RewardModel(model), SEQUENCES), expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -125,7 +119,7 @@ def test_bfloat16_backbone_has_a_float32_head(tiny_causal_lm: Path) -> None:
     assert model.model.norm.weight.dtype == torch.bfloat16
     assert score_layer(model).weight.dtype == torch.float32
     ids, mask = padded("right")
-    raw = RewardModel(model).raw_score(ids, mask)
+    raw = raw_scores(RewardModel(model), SEQUENCES)
     assert raw.dtype == torch.float32
     # The model's own forward goes through the same float32 head, also under autocast.
     torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, 0], raw, rtol=1e-5, atol=1e-5)
@@ -147,10 +141,11 @@ def test_merged_adapter_is_an_ordinary_model_with_the_same_scores(
                 parameter.normal_(std=0.05, generator=torch.Generator().manual_seed(1))
         score_layer(adapted).weight.mul_(2.0)
         ids, mask = padded("right")
-        before = RewardModel(adapted).raw_score(ids, mask)
-        untouched = RewardModel(build_reward_backbone(tiny_causal_lm)).features(ids, mask) @ (2 * random_weight())
+        before = raw_scores(RewardModel(adapted), SEQUENCES)
+        base = RewardModel(build_reward_backbone(tiny_causal_lm))
+        untouched = features(base, SEQUENCES) @ (2 * random_weight())
         merged = merge_adapters(adapted)
-        after = RewardModel(merged).raw_score(ids, mask)
+        after = raw_scores(RewardModel(merged), SEQUENCES)
         tolerance = 1e-4 if dtype == torch.float32 else 0.1
         torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance)
         assert float((after - untouched).abs().max()) > 0.2  # the adapter is in there
@@ -163,7 +158,7 @@ def test_merged_adapter_is_an_ordinary_model_with_the_same_scores(
 def test_features_are_differentiable(tiny_causal_lm: Path) -> None:
     model = build_reward_backbone(tiny_causal_lm, 1)
     set_score_weight(model, random_weight())
-    RewardModel(model).raw_score(*padded("right")).sum().backward()
+    raw_scores(RewardModel(model), SEQUENCES).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -176,8 +171,6 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
     LlamaForCausalLM(no_pad).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"pad_token_id must be .*, got None"):
         build_reward_backbone(tmp_path)
-    with pytest.raises(ValueError, match="must have a token in each row"):
-        last_token_index(torch.tensor([[1, 1], [0, 0]]))
     with pytest.raises(ValueError, match=r"weight must have shape .*, got \(3,\)"):
         set_score_weight(build_reward_backbone(tiny_causal_lm), torch.zeros(3))
     bert = BertForSequenceClassification(

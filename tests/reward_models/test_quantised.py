@@ -14,7 +14,7 @@ from private_rlhf.reward_models.backbone import build_reward_backbone, merge_ada
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.model import RewardModel, score_layer, set_score_weight
 from private_rlhf.reward_models.training import HeldOutStopping
-from support.reward_checkpoints import metadata
+from support.reward_checkpoints import metadata, raw_scores
 from support.reward_trainers import make_rows, make_trainer, save_llama, step_losses
 from transformers import AutoModelForSequenceClassification
 
@@ -62,18 +62,16 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     assert all(not torch.equal(before[name], trained[name]) for name in before)
 
     ids = torch.tensor([[5, 6, 7, 2], [9, 8, 3, 11]])
-    mask = torch.ones_like(ids)
     with torch.no_grad():
-        expected = RewardModel(trainer.model.eval()).raw_score(ids, mask)
+        expected = raw_scores(RewardModel(trainer.model.eval()), ids.tolist())
     merged = merge_adapters(trainer.model)
     assert not is_four_bit(merged)
     assert {value.dtype for value in merged.state_dict().values()} == {torch.float32}
     save_reward_checkpoint(tmp_path / "rm", merged, metadata(mode="lora", kappa=None))
     tolerance = 1e-4 if dtype == torch.float32 else 0.05  # bfloat16 rounds every product of the 4-bit layers
     with torch.no_grad():
-        torch.testing.assert_close(
-            load_reward_checkpoint(tmp_path / "rm").model.raw_score(ids, mask), expected, rtol=tolerance, atol=tolerance
-        )
+        loaded = raw_scores(load_reward_checkpoint(tmp_path / "rm").model, ids.tolist())
+        torch.testing.assert_close(loaded, expected, rtol=tolerance, atol=tolerance)
         plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32).eval()
         torch.testing.assert_close(plain(ids).logits[:, 0], expected, rtol=tolerance, atol=tolerance)
     # The adapter corrects the quantised weights, not the original ones: those give another score.

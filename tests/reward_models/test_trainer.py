@@ -20,6 +20,7 @@ from private_rlhf.core.world import join_world
 from private_rlhf.reward_models.backbone import build_reward_backbone, merge_adapters
 from private_rlhf.reward_models.losses import SMOOTHING_REFUSED, get_loss
 from private_rlhf.reward_models.model import RewardModel, score_layer, set_score_weight
+from support.reward_checkpoints import raw_scores, rewards
 from support.reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
 from trl import RewardTrainer
 
@@ -34,7 +35,7 @@ def test_loss_and_metrics_equal_a_naive_computation(tiny_causal_lm: Path, tmp_pa
     reward_model = RewardModel(trainer.model, reward_bound=4.0)
     with torch.no_grad():
         chosen, rejected = (
-            torch.cat([reward_model.score(torch.tensor([ids]), torch.ones(1, len(ids))) for ids in rows[column]])
+            torch.cat([rewards(reward_model, [ids]) for ids in rows[column]])
             for column in ("chosen_ids", "rejected_ids")
         )
     margin = chosen - rejected
@@ -73,7 +74,7 @@ def test_lora_trains_adapter_and_head_and_merges_into_an_ordinary_model(tiny_cau
     model = trainer.model.eval()
     ids = torch.tensor([[5, 6, 7, 2]])
     with torch.no_grad():
-        expected = RewardModel(model).raw_score(ids, torch.ones_like(ids))
+        expected = raw_scores(RewardModel(model), ids.tolist())
         merged = merge_adapters(model)
         assert type(merged).__name__ == "LlamaForSequenceClassification"
         torch.testing.assert_close(merged(ids).logits[:, 0], expected, rtol=1e-5, atol=1e-5)

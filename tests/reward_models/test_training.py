@@ -16,6 +16,7 @@ from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.training import Pairs, TrainedBackbone, held_out_stopping, train_backbone
 from support.recipes import recipe_of
+from support.reward_checkpoints import rewards
 
 
 def recipe(**reward: Any) -> Recipe:
@@ -80,7 +81,7 @@ def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, q
     model = RewardModel(result.model, reward_bound=4.0)
     with torch.no_grad():
         chosen, rejected = (
-            torch.cat([model.score(torch.tensor([ids]), torch.ones(1, len(ids))) for ids in side])
+            torch.cat([rewards(model, [ids]) for ids in side])
             for side in zip(*held_out, strict=True)
         )
     kept = next(entry for entry in stopping["evaluations"] if entry[0] == stopping["kept_step"])

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.lm.rows import make_rows
 from private_rlhf.reward_models.basis import identity_basis
 from private_rlhf.reward_models.checkpoint import RewardMetadata
 from private_rlhf.reward_models.linear import pair_problem
+from private_rlhf.reward_models.losses import bounded_reward
+from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.uncertainty import FisherBonus
+from torch import Tensor
 
 EPSILON, BOUND, RIDGE, PAIRS = 2.0, 4.0, 1.0, 50
+
+
+def features(model: RewardModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """φ (N, f) of texts of token ids, each in a row of its own."""
+    return model.row_features(make_rows(texts, 0, torch.device("cpu")))
+
+
+def raw_scores(model: RewardModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """u (N,)."""
+    return model.raw_score_of(features(model, texts))
+
+
+def rewards(model: RewardModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """r(u) (N,)."""
+    return bounded_reward(raw_scores(model, texts), model.reward_bound)
 
 
 def metadata(**changes: Any) -> RewardMetadata:

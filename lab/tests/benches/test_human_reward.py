@@ -16,6 +16,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.rows import make_rows
 from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf_lab.benches import human_pool, human_reward
@@ -38,8 +39,8 @@ def test_features_are_those_of_the_truncated_backbone(tmp_path: Path) -> None:
         cut = RewardModel(build_reward_backbone(home, layer))
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             ends = range(len(prompt) + 1, len(prompt) + len(answer) + 1)
-            texts = [torch.tensor([[*prompt, *answer][:end]]) for end in ends]
-            states = torch.cat([cut.features(text, torch.ones_like(text)) for text in texts]).detach()
+            texts = [make_rows([[*prompt, *answer][:end]], 0, torch.device("cpu")) for end in ends]
+            states = torch.cat(list(map(cut.row_features, texts))).detach()
             torch.testing.assert_close(found[row, layer], torch.stack([states[-1], states.mean(0)]), atol=2e-3, rtol=0)
 
 
