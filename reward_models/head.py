@@ -79,7 +79,7 @@ def fit_head(
     count = len(set(groups))
     if count < 2:
         raise UserError(f"pairs must be on 2 prompts or more, since folds are by prompt, got {count}: give others too")
-    folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, seed))
+    folds = torch.from_numpy(assign_folds(groups, min(5, count), seed))
     folds = folds if features.numbers is None else folds[features.numbers]
     return _fit(features, features, folds, settings.ridge, noise, noise, settings)
 

@@ -56,13 +56,11 @@ def default_ridges(num_components: int) -> tuple[float, ...]:
     return tuple(ridge_from_margin_scale(scale, num_components) for scale in _MARGIN_SCALES)
 
 
-def assign_folds(num_pairs: int, num_folds: int, groups: Sequence[object] | None, seed: int) -> np.ndarray:
+def assign_folds(groups: Sequence[object], num_folds: int, seed: int) -> np.ndarray:
     """Fold number (n,) of each pair; pairs of one group (say, one prompt) share a fold. ValueError for few groups."""
-    if groups is not None and len(groups) != num_pairs:
-        raise ValueError(f"groups must have {num_pairs} entries, one for each pair, got {len(groups)}")
     numbers: dict[object, int] = {}
-    ids = np.array([numbers.setdefault(group, len(numbers)) for group in groups or range(num_pairs)])
-    count = int(ids.max()) + 1 if num_pairs else 0
+    ids = np.array([numbers.setdefault(group, len(numbers)) for group in groups])
+    count = len(numbers)
     if not 2 <= num_folds <= count:
         raise ValueError(f"num_folds must lie between 2 and the number of groups ({count}), got {num_folds}")
     order = np.random.default_rng(seed).permutation(count)
@@ -79,22 +77,20 @@ def select_ridge(
     basis: FeatureBasis | None = None,
     reward_bound: float | None = None,
     loss: str = "private_likelihood",
-    folds: Tensor | None = None,
+    folds: Tensor,
     tolerance: float = 1e-4,
     spread: Spread = ALONE,
 ) -> RidgeSelection:
     """k-fold choice of λ; arguments as in `fit_linear`. Each fold walks down the grid with warm starts.
 
-    `folds` (n,) int64: the fold that each pair is held out with, or −1 for one that never judges (None: five at
-    random). `tolerance`: Newton decrement, nats over the fold, at which a fit counts as done.
+    `folds` (n,) int64: the fold that each pair is held out with, or −1 for one that never judges. `tolerance`: Newton
+    decrement, nats over the fold, at which a fit counts as done.
     """
     basis = identity_basis(phi_a.shape[1]) if basis is None else basis
     problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
     grid = tuple(sorted(ridges if ridges is not None else default_ridges(basis.num_components), reverse=True))
     if not grid or grid[-1] <= 0:
         raise ValueError("ridges must be a non-empty list of numbers above 0")
-    if folds is None:
-        folds = torch.from_numpy(assign_folds(len(problem), 5, None, 0))
     judges = spread.all(folds[folds >= 0])
     if folds.shape != problem.private_label.shape or len(judges) == 0:
         raise ValueError(f"folds must be one number for each of {len(problem)} pairs, and some must be held out")

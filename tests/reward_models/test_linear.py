@@ -185,7 +185,8 @@ def test_errors_name_the_culprit() -> None:
 def test_ridge_selection_beats_both_ends_of_the_grid_on_the_truth() -> None:
     phi_a, phi_b, label, weight = make_pairs(1500, 24, 2.0, scale=1.5)
     basis = pair_basis(phi_a, phi_b)
-    chosen = select_ridge(phi_a, phi_b, label, 2.0, basis=basis)
+    folds = torch.from_numpy(assign_folds(range(len(label)), 5, 0))
+    chosen = select_ridge(phi_a, phi_b, label, 2.0, basis=basis, folds=folds)
     assert chosen.ridges == default_ridges(basis.num_components)
     assert chosen.ridges[0] > chosen.ridge > chosen.ridges[-1]
     best = chosen.ridges.index(chosen.ridge)
@@ -204,7 +205,7 @@ def test_ridge_selection_beats_both_ends_of_the_grid_on_the_truth() -> None:
 def test_ridge_selection_equals_a_naive_leave_fold_out() -> None:
     phi_a, phi_b, label, _ = make_pairs(90, 3, 1.0)
     groups = [f"prompt {i // 3}" for i in range(90)]
-    folds = torch.from_numpy(assign_folds(90, 3, groups, 0))
+    folds = torch.from_numpy(assign_folds(groups, 3, 0))
     chosen = select_ridge(phi_a, phi_b, label, 1.0, ridges=[1.0, 10.0], folds=folds, tolerance=1e-10)
     assert all(len(set(folds[i : i + 3].tolist())) == 1 for i in range(0, 90, 3))
     for ridge, loss in zip(chosen.ridges, chosen.held_out_loss, strict=True):
@@ -234,4 +235,4 @@ def test_prior_margin_scale() -> None:
     with pytest.raises(ValueError, match="margin_scale must be above 0"):
         ridge_from_margin_scale(0.0, 32)
     with pytest.raises(ValueError, match="num_folds must lie between 2"):
-        assign_folds(10, 5, ["one prompt"] * 10, 0)
+        assign_folds(["one prompt"] * 10, 5, 0)

@@ -185,7 +185,7 @@ def settings() -> Iterator[Setting]:
 def fit(bed: Bed, prompts: Sequence[str], epsilon: float, seed: int) -> dict[str, Any]:
     """One row: what was chosen, and each arm's margins on the evaluation pairs."""
     labels, noise = private_labels(len(prompts), epsilon, seed), LabelNoise.of(epsilon)
-    folds = torch.from_numpy(assign_folds(len(prompts), 5, prompts, seed))
+    folds = torch.from_numpy(assign_folds(prompts, 5, seed))
     table = {}
     for setting in settings():
         x = bed.coordinates(setting, "train")

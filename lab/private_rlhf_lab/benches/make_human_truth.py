@@ -71,7 +71,7 @@ def choose(phi: torch.Tensor, prompts: Sequence[str]) -> Chosen:
     """For features (2n, d) of chosen and rejected answers by turns; prints what each number of directions is worth."""
     chosen, rejected = phi[0::2], phi[1::2]
     ones = torch.ones(len(chosen))
-    folds = torch.from_numpy(assign_folds(len(prompts), 5, prompts, 0))
+    folds = torch.from_numpy(assign_folds(prompts, 5, 0))
     best: tuple[float, int, float] = (math.inf, 0, 0.0)
     for count in COMPONENTS:
         basis = pair_basis(chosen, rejected, num_components=count, whiten=False)
