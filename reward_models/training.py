@@ -165,7 +165,7 @@ def train_backbone(
     world: World,
     warm_weight: torch.Tensor | None,
     reload: Callable[[], Any],
-    track: hf_trainer.Tracking = hf_trainer.untracked,
+    track: hf_trainer.Tracking,
 ) -> TrainedBackbone:
     """Train the backbone, a sequence classifier with a zero head, as the recipe's mode `lora` or `full` says.
 

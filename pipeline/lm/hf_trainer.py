@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -209,12 +209,7 @@ class LossOnBar(ProgressCallback):
             self.training_bar.set_postfix(values, refresh=False)  # the next step shows it: a file would get a line each
 
 
-def untracked(trainer: Trainer, first: int) -> AbstractContextManager[None]:
-    """A `Tracking` that reports to nobody."""
-    return nullcontext()
-
-
-def train(trainer: Trainer, checkpoints: Path, track: Tracking = untracked) -> None:
+def train(trainer: Trainer, checkpoints: Path, track: Tracking) -> None:
     """Train, from the newest whole checkpoint where there is one.
 
     Each checkpoint is marked once it is whole, after what other callbacks add to it. track: what reports its steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def test_prompts_are_not_learnt_and_the_switch_leaves_the_loss_to_trl(
 def test_the_bar_carries_the_loss_and_nothing_else_is_printed(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hf_trainer.train(trainer(RowSftTrainer, checkpoint, tmp_path, max_steps=2, disable_tqdm=False), tmp_path)
+    made = trainer(RowSftTrainer, checkpoint, tmp_path, max_steps=2, disable_tqdm=False)
+    hf_trainer.train(made, tmp_path, lambda *_: nullcontext())
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "loss=" in printed.err

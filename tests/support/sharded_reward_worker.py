@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def learn(checkpoint: Path, folder: Path, kind: str, world: World) -> tuple[dict
         world=world,
         warm_weight=warm,
         reload=load,
+        track=lambda *_: nullcontext(),
     )
     return {"history": result.history, "stopping": result.early_stopping}, result.model
 
