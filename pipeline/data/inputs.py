@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.data.render import Demonstration, Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
-from private_rlhf.embedded.task import Split
 from private_rlhf.recipe import OF_RELEASE, DataConfig
 
 T = TypeVar("T")
@@ -52,16 +51,6 @@ def keep_demonstrations(
     return [rows[place] for place in places], len(rows) - len(places)
 
 
-def training_prompts(data: DataConfig, released: Path) -> list[Prompt]:
-    """Distinct prompts for PPO rollouts that data.prompts names, in a fixed order."""
-    return _prompts(data, "prompts", "train", released)
-
-
-def evaluation_prompts(data: DataConfig, released: Path) -> list[Prompt]:
-    """Distinct held-out prompts that data.evaluation_prompts names, in a fixed order."""
-    return _prompts(data, "evaluation_prompts", "eval", released)
-
-
 def released_answers(
     pairs: Iterable[ReleasedPair], renderer: Renderer, prompts: Sequence[Prompt], count: int
 ) -> tuple[list[list[int]], list[list[int]]]:
@@ -83,10 +72,12 @@ def released_answers(
     return [prompt for prompt, _ in rows], [answer for _, answer in rows]
 
 
-def _prompts(data: DataConfig, key: str, split: Split, released: Path) -> list[Prompt]:
+def named_prompts(data: DataConfig, key: Literal["prompts", "evaluation_prompts"], released: Path) -> list[Prompt]:
+    """Distinct prompts that data.prompts (for rollouts) or data.evaluation_prompts (held-out ones) names, in a fixed
+    order."""
     source = getattr(data, key)
     if source == "embedded":
-        return list(task.load_prompts(split))
+        return list(task.load_prompts("train" if key == "prompts" else "eval"))
     if source in ("release", "evaluation"):
         return distinct([row.prompt for row in read_release(released / source)])
     return in_own_order(distinct(list(rows_of_file(data, key))))
@@ -112,8 +103,8 @@ def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long
     checks: list[tuple[str, str, Callable[[], Any]]] = [
         ("demonstrations", "", lambda: keep_demonstrations(data, released, *limits)),
         ("preferences", "", lambda: keep_fitting_pairs(read_release(train).rows, *limits)),
-        ("prompts", "", lambda: keep_fitting(training_prompts(data, released), *limits)),
-        ("evaluation_prompts", "", lambda: keep_fitting(evaluation_prompts(data, released), *limits)),
+        ("prompts", "", lambda: keep_fitting(named_prompts(data, "prompts", released), *limits)),
+        ("evaluation_prompts", "", lambda: keep_fitting(named_prompts(data, "evaluation_prompts", released), *limits)),
         ("preferences", " (evaluation)", lambda: keep_fitting_pairs(read_release(test).rows, *limits)),
     ]
     has_release = train.is_dir()  # `--only sft` on other demonstrations does without

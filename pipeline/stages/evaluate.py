@@ -23,7 +23,7 @@ from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise, is_public, share_text, withheld
 from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.stats import Estimate
-from private_rlhf.data.inputs import evaluation_prompts
+from private_rlhf.data.inputs import named_prompts
 from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.data.render import (
     Renderer,
@@ -85,7 +85,7 @@ def run(context: StageContext) -> dict[str, Any]:
     truth = None if known_truth is None else reward_function(known_truth)
 
     # --- answers of both policies, and the Gibbs policy of the same r̂ -------------------------------------------------
-    everything = evaluation_prompts(recipe.data, run_dir.released)
+    everything = named_prompts(recipe.data, "evaluation_prompts", run_dir.released)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     process, processes = accelerator.process_index, accelerator.num_processes
     mine = list(enumerate(fitting[: settings.num_prompts]))[process::processes]

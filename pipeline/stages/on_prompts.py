@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.core.world import World
-from private_rlhf.data.inputs import training_prompts
+from private_rlhf.data.inputs import named_prompts
 from private_rlhf.data.release import read_release
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, make_renderer, text_count
 from private_rlhf.lm.logprobs import PolicyWithValue
@@ -40,7 +40,7 @@ def fitting_prompts(
 ) -> tuple[list[Prompt], Any]:
     """The training prompts within the limit of every renderer, and the count of all for the manifest."""
     recipe = context.recipe
-    everything = training_prompts(recipe.data, context.run.released)
+    everything = named_prompts(recipe.data, "prompts", context.run.released)
     prompts = list(everything)
     for each in (renderer, *others):
         prompts = [prompts[i] for i in keep_fitting(prompts, each, recipe.model.too_long)]

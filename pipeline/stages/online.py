@@ -30,7 +30,7 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.noise_levels import LevelledNoise
 from private_rlhf.core.world import World
 from private_rlhf.data.answer_bundle import write_answers
-from private_rlhf.data.inputs import evaluation_prompts, training_prompts
+from private_rlhf.data.inputs import named_prompts
 from private_rlhf.data.publish import publish
 from private_rlhf.data.release import read_release
 from private_rlhf.data.render import Prompt, Renderer, evenly_spaced, keep_fitting, make_renderer
@@ -161,9 +161,9 @@ def fitting_prompts(
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Training and evaluation prompts that are within their limit, at most so many as asked for, evenly spaced."""
     data, released, too_long = context.recipe.data, context.run.released, context.recipe.model.too_long
-    train = training_prompts(data, released)
+    train = named_prompts(data, "prompts", released)
     train = evenly_spaced([train[i] for i in keep_fitting(train, renderer, too_long)], settings.max_prompts)
-    test = evaluation_prompts(data, released)
+    test = named_prompts(data, "evaluation_prompts", released)
     most = settings.evaluation_questions
     return train, evenly_spaced([test[i] for i in keep_fitting(test, renderer, too_long)], most)
 

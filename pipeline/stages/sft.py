@@ -52,7 +52,7 @@ def run(context: StageContext) -> dict[str, Any]:
     inputs.check_lengths(recipe.data, context.run.released, renderer, recipe.model.too_long)
     release = context.run.released / "release"
     if recipe.aligner == "gvpo" and recipe.gvpo.released_answers and release.is_dir():  # before two stages are paid for
-        prompts = inputs.training_prompts(recipe.data, context.run.released)
+        prompts = inputs.named_prompts(recipe.data, "prompts", context.run.released)
         inputs.released_answers(read_release(release), renderer, prompts, recipe.gvpo.released_answers)
     fitting, dropped = inputs.keep_demonstrations(recipe.data, context.run.released, renderer, recipe.model.too_long)
     demonstrations = evenly_spaced(fitting, settings.max_demonstrations)

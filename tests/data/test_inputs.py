@@ -61,17 +61,21 @@ def test_preferred_demonstrations_follow_the_released_label_and_not_the_true_one
 
 
 @pytest.mark.parametrize("kind", ["demonstrations", "prompts", "evaluation_prompts"])
-def test_the_order_of_a_file_tells_nothing(tmp_path: Path, kind: str) -> None:
+def test_the_order_of_a_file_tells_nothing(tmp_path: Path, kind: Any) -> None:
     """Both answers of each pair, the preferred one first: what is read, and its digest, is the same the other way."""
     rows = [{"prompt": f"Say {i}.", "response": answer} for i in range(30) for answer in (f"yes {i}", f"no {i}")]
     file = tmp_path / "rows.jsonl"
     named = recipe(**{kind: str(file)})
-    read = {"demonstrations": inputs.demonstrations, "prompts": inputs.training_prompts,
-            "evaluation_prompts": inputs.evaluation_prompts}[kind]
+
+    def read() -> Any:
+        if kind == "demonstrations":
+            return inputs.demonstrations(named.data, tmp_path / "run")
+        return inputs.named_prompts(named.data, kind, tmp_path / "run")
+
     seen = []
     for order in (rows, rows[::-1]):
         file.write_text("".join(json.dumps(row) + "\n" for row in order))
-        seen.append((read(named.data, tmp_path / "run"), inputs.input_digest(kind, named.data)))
+        seen.append((read(), inputs.input_digest(kind, named.data)))
     assert seen[0] == seen[1]
     assert len(seen[0][0]) == (60 if kind == "demonstrations" else 30)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))

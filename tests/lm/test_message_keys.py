@@ -11,7 +11,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_demonstrations, read_prompts
-from private_rlhf.data.inputs import evaluation_prompts, training_prompts
+from private_rlhf.data.inputs import named_prompts
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release import ReleasedPair, read_release
@@ -119,7 +119,7 @@ def test_pairs_that_differ_in_a_key_are_different_records(tmp_path: Path, render
         row = by_id[record_id(pair.prompt, pair[1:3])]
         assert row.prompt == pair.prompt
         assert sorted(map(repr, row[1:3])) == sorted(map(repr, map(canonical, pair[1:3])))
-    released = training_prompts(DataConfig(prompts=str(out), message_keys=list(NAMED.message_keys)), out)
+    released = named_prompts(DataConfig(prompts=str(out), message_keys=list(NAMED.message_keys)), "prompts", out)
     assert sorted(map(repr, released)) == sorted({repr(pair.prompt) for pair in pairs})
 
 
@@ -150,7 +150,8 @@ def test_tools_in_a_column_belong_to_prompts_and_demonstrations(tmp_path: Path, 
         assert list(read_demonstrations(path, None, NAMED)) == [(asked, assistant("a"))]
         keys = list(NAMED.message_keys)
         data = DataConfig(prompts=str(path), evaluation_prompts=str(path), message_keys=keys)
-        assert training_prompts(data, tmp_path) == evaluation_prompts(data, tmp_path) == [asked]
+        assert named_prompts(data, "prompts", tmp_path) == [asked]
+        assert named_prompts(data, "evaluation_prompts", tmp_path) == [asked]
         assert "warmth" in renderer.tokenizer.decode(renderer.prompt_ids(asked))
         with pytest.raises(
             UserError, match="has the column 'tools', which belongs to the prompt and is not read; name it"

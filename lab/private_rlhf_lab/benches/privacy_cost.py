@@ -35,7 +35,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.data.inputs import evaluation_prompts
+from private_rlhf.data.inputs import named_prompts
 from private_rlhf.data.render import make_renderer
 from private_rlhf.embedded import task
 from private_rlhf.embedded.truth import true_reward
@@ -359,7 +359,7 @@ def main() -> None:
     recipe = load_recipe(Recipe, run.root / "recipe.yaml", options.set)
     if recipe.reward.kappa not in KAPPAS:
         parser.error(f"reward.kappa must be one of {', '.join(map(str, KAPPAS))}")
-    prompts = evaluation_prompts(recipe.data, run.released)
+    prompts = named_prompts(recipe.data, "evaluation_prompts", run.released)
     if options.every_other is not None:
         prompts = prompts[options.every_other :: 2]
     prompts = prompts[: options.prompts]
