@@ -31,7 +31,7 @@ from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.recipe import DataConfig
 from support import killed_release
 from support.other_machines import move_to
-from support.plain_release import manifest_of, privatize_records, write_release
+from support.plain_release import contents, manifest_of, privatize_records, write_release
 
 Row = dict[str, Any]
 words = st.sampled_from(["", " ", "a", "b", "c", "é\u2028", "\U0001f600", "\0", "a b"])
@@ -45,10 +45,6 @@ def write(path: Path, rows: list[Row]) -> Path:
 
 def rows_of(count: int) -> list[Row]:
     return [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(count)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def released(folder: Path) -> pa.Table:

@@ -25,6 +25,7 @@ from private_rlhf.privacy.keys import Lock, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from support import killed_release
 from support.other_machines import copy_key, move_to
+from support.plain_release import contents
 
 ROWS, PER_SHARD = 2000, 128
 
@@ -68,10 +69,6 @@ def in_parts(request: Request, maps: int, reduces: int) -> str:
 
 def release_step(request: Request, step: str) -> str:
     return curate.release_step(replace(request, step=step))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def entries(request: Request) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from support.other_machines import copy_key, move_to
-from support.plain_release import release_pairs
+from support.plain_release import contents, release_pairs
 from support.preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
 
 EPSILON = 2.0
@@ -37,10 +37,6 @@ def swap(row: Row) -> Row:
     }
     swapped = {renamed.get(name, name): value for name, value in row.items()}
     return {name: swapped[name] for name in [*(n for n in row if n in swapped), *(n for n in swapped if n not in row)]}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def some(rows: list[Any]) -> set[int]:

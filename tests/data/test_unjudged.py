@@ -22,6 +22,7 @@ from private_rlhf.data.verify import verify_release
 from private_rlhf.privacy.card import card_rows, privacy_card
 from private_rlhf.privacy.keys import load_key
 from private_rlhf.privacy.signatures import file_digest, sign
+from support.plain_release import contents
 
 TASKS, UNJUDGED = 60, 23
 Write = Callable[[Path, int, bool], str]
@@ -60,10 +61,6 @@ def label_studio(folder: Path, unjudged: int, turned: bool = False) -> str:
 
 TOOLS = pytest.mark.parametrize("write", [argilla, label_studio])
 LINE = "23 rows left out (23 for a task without a judgement)"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @TOOLS

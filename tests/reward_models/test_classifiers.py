@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers"]
 IDS = torch.tensor([[5, 9, 20, 31, 7, 8], [8, 9, 7, 40, 41, 6]])
-MASK = torch.ones_like(IDS)
 UNTRAINED = metadata(reward_bound=None, kappa=None)
 
 

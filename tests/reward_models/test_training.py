@@ -18,6 +18,7 @@ from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.training import Pairs, TrainedBackbone, held_out_stopping, train_backbone
 from support.recipes import recipe_of
 from support.reward_checkpoints import rewards
+from support.sharded_reward_worker import pairs
 
 
 def recipe(**reward: Any) -> Recipe:
@@ -31,17 +32,6 @@ def recipe(**reward: Any) -> Recipe:
         **reward,
     }
     return recipe_of(model={"source": "tiny", "dtype": "float32"}, reward=own)
-
-
-def pairs(count: int, seed: int) -> Pairs:
-    """Token ids 5 to 20, never the padding of the tiny tokenizer."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def text() -> list[int]:
-        length = int(torch.randint(3, 9, (1,), generator=generator))
-        return torch.randint(5, 21, (length,), generator=generator).tolist()
-
-    return [(text(), text()) for _ in range(count)]
 
 
 def trained(backbone: Any, held_out: Pairs, recipe: Recipe, checkpoint: Path, folder: Path) -> TrainedBackbone:
@@ -83,8 +73,7 @@ def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, q
     model = RewardModel(result.model, reward_bound=4.0)
     with torch.no_grad():
         chosen, rejected = (
-            torch.cat([rewards(model, [ids]) for ids in side])
-            for side in zip(*held_out, strict=True)
+            torch.cat([rewards(model, [ids]) for ids in side]) for side in zip(*held_out, strict=True)
         )
     kept = next(entry for entry in stopping["evaluations"] if entry[0] == stopping["kept_step"])
     found = -float(private_likelihood_loss(chosen - rejected, torch.ones(6), 1.0).mean())

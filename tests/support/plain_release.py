@@ -89,6 +89,11 @@ def _table(group: Sequence[PrivateRecord], schema: pa.Schema) -> pa.Table:
     return pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file of a bundle, by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def release_pairs(
     pairs: Iterable[RawPair], folder: Path, mechanism: Mechanism, key: PrivacyKey | None, source: str = "declared"
 ) -> list[PrivateRecord]:
