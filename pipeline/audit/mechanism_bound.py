@@ -24,15 +24,10 @@ MOST_EVENTS = 1 << 8
 
 @dataclass(frozen=True)
 class Audit:
-    """epsilon_low: lower confidence bound on epsilon (>= 0). claim: the stated epsilon. samples: of both labels.
-
-    event: the outputs that gave the bound. caught: the bound is above the claim.
-    """
+    """epsilon_low: lower confidence bound on epsilon (>= 0). claim: the stated one. caught: the bound is above it."""
 
     epsilon_low: float
     claim: float
-    samples: int
-    event: str
     caught: bool
 
 
@@ -58,8 +53,8 @@ def audit_outcomes(
         sets = _half_lines(Counter(plus[:half]), Counter(minus[:other]))
         checked = plus[half:], minus[other:]
     tallies = Counter(checked[0]), Counter(checked[1])
-    low, event = _best_bound(sets or [tuple(names)], tallies, false_alarm)
-    return Audit(low, claim, len(plus) + len(minus), event, low > claim)
+    low = _best_bound(sets or [tuple(names)], tallies, false_alarm)
+    return Audit(low, claim, low > claim)
 
 
 def _half_lines(plus: Counter[object], minus: Counter[object]) -> list[tuple[object, ...]]:
@@ -70,17 +65,15 @@ def _half_lines(plus: Counter[object], minus: Counter[object]) -> list[tuple[obj
 
 def _best_bound(
     sets: Sequence[tuple[object, ...]], tallies: tuple[Counter[object], Counter[object]], false_alarm: float
-) -> tuple[float, str]:
+) -> float:
     """Both directions of every set; each of its two bounds is one-sided at false_alarm / (4 * sets)."""
     confidence = 1 - 2 * false_alarm / (4 * len(sets))
-    best, event = 0.0, "none"
+    best = 0.0
     totals = [sum(tally.values()) for tally in tallies]
     for outcomes in sets:
         hits = [sum(tally[name] for name in outcomes) for tally in tallies]
         bounds = [clopper_pearson(hit, total, confidence) for hit, total in zip(hits, totals, strict=True)]
         for one, other in ((0, 1), (1, 0)):
             if bounds[one][0] > 0:
-                low = math.log(bounds[one][0] / bounds[other][1])
-                if low > best:
-                    best, event = low, f"{' or '.join(map(repr, outcomes))} more often for y = {'+-'[one]}1"
-    return best, event
+                best = max(best, math.log(bounds[one][0] / bounds[other][1]))
+    return best
