@@ -22,6 +22,7 @@ from private_rlhf.reward_models.external import ExtraReward, checked, load_extra
 from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.stages.declarations import preflight, stage_of
 from support.recipes import recipe_of
+from support.reward_checkpoints import rewards
 
 CPU = torch.device("cpu")
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1}
@@ -232,10 +233,9 @@ def test_a_model_with_another_tokenizer_scores_the_text(folder: Path) -> None:
     for prompt, response in (("3 4", "5 6"), ("5 6 7 2", "hello there")):
         messages = [{"role": "user", "content": prompt}]
         start = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        ids = tokenizer(start + response, return_tensors="pt", add_special_tokens=False)["input_ids"]
-        ids = torch.cat([ids, torch.tensor([[tokenizer.eos_token_id]])], dim=1)
+        ids = [*tokenizer(start + response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
-            expected.append(float(model.score(ids, torch.ones_like(ids))))
+            expected.append(float(rewards(model, [ids])))
     found = reward.score(["3 4", "5 6 7 2"], ["5 6", "hello there"])
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     assert expected[0] != pytest.approx(expected[1], abs=1e-3)
