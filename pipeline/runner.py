@@ -292,13 +292,17 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
             "report": report,
         }
         run.complete(stage.name, manifest)
-        measured = {each: run.manifest(each.name) or {} for each in stages_of(recipe) if each.measures}
-        if all(facts.get("fingerprint") == stage_fingerprint(each, recipe, run) for each, facts in measured.items()):
+        if all(_is_complete(each, recipe, run) for each in stages_of(recipe) if each.measures):
             write_metrics(run, stages)
         run.stamp(stage.name)
         say(f"{stage.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     release_memory()
     barrier(world)
+
+
+def _is_complete(stage: Stage, recipe: Recipe, run: RunDir) -> bool:
+    """True for a stage that is complete under this recipe."""
+    return (run.manifest(stage.name) or {}).get("fingerprint") == stage_fingerprint(stage, recipe, run)
 
 
 @contextmanager

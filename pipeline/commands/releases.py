@@ -60,6 +60,9 @@ def attack(
     from private_rlhf.data.curate import Request as Release
     from private_rlhf.data.curate import privatize_source
 
+    def release(data: str, output: Path, epsilon: float, key_file: Path) -> str:
+        return privatize_source(Release(data, output, epsilon, key_file))
+
     if plant is not None:
         plant = output_file(plant, "--plant", inputs=(*targets, key), secret=True)
         truth = truth if truth is None else output_file(truth, "--truth", inputs=(*targets, key), secret=True)
@@ -67,4 +70,4 @@ def attack(
         inputs, secret = (*targets, raw, key, truth), raw is not None
         output = output_file(output, "--output", rewrites=RESULT, inputs=inputs, force=force, secret=secret)
     options = (raw, canaries, key, truth, plant, tuple(filter(None, carry.split(","))), epsilon, output, as_json)
-    raise typer.Exit(run_attack(Request(targets, lambda *given: privatize_source(Release(*given)), *options)))
+    raise typer.Exit(run_attack(Request(targets, release, *options)))

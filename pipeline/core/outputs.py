@@ -74,7 +74,7 @@ def output_file(
     if place.is_dir():
         raise UserError(f"{option} {path} is a folder: name a file in it")
     _check_inputs(place, path, option, inputs)
-    run = next((folder for folder in place.resolve().parents if (folder / "recipe.yaml").is_file()), None)
+    run = _run_directory(place)
     if secret and run is not None:
         raise UserError(f"{option} {path}: lies in {run}, from where things are released: choose another place")
     if not place.exists():
@@ -141,6 +141,11 @@ def _guarded(folder: Path) -> str | None:
     if any((folder / name).is_file() for name in MANIFESTS) and any(folder.glob("part-*.parquet")):
         return RELEASE
     return None
+
+
+def _run_directory(place: Path) -> Path | None:
+    """The run directory that the place lies in."""
+    return next((folder for folder in place.resolve().parents if (folder / "recipe.yaml").is_file()), None)
 
 
 def _check_inputs(place: Path, path: Path, option: str, inputs: Iterable[str | Path | None]) -> None:

@@ -90,9 +90,7 @@ def join_tallies(
     with new_file(path, 0o600) as temporary, temporary.open("wb") as file:
         for low in range(0, 256, step):
             high = min(low + step, 256)
-            whole = (read_rows(change, TALLY) for change in changes)
-            # copies, as views would keep all rows in memory
-            parts = [rows[_below(rows, low) : _below(rows, high)].copy() for rows in whole]
+            parts = [_between(read_rows(change, TALLY), low, high) for change in changes]
             if base.path is not None:
                 parts.append(read_rows(base.path, TALLY, base.bounds[low], base.bounds[high]))
             rows = np.concatenate(parts)
@@ -113,6 +111,10 @@ def join_tallies(
 def _below(rows: np.ndarray, byte: int) -> int:
     """Number of rows (sorted) whose labeller tag has a smaller first byte; 0 <= byte <= 256."""
     return len(rows) if byte > 255 else int(np.searchsorted(rows["labeler"], np.array(bytes([byte]), "S16")))
+
+
+def _between(rows: np.ndarray, low: int, high: int) -> np.ndarray:
+    return rows[_below(rows, low) : _below(rows, high)].copy()  # a view would keep all rows in memory
 
 
 def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...], int]:
