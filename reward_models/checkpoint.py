@@ -155,13 +155,16 @@ def save_reward_checkpoint(
     *,
     bonus: Bonus | None = None,
     tokenizer: Any = None,
+    overwrite: bool = False,
 ) -> None:
-    """Write a checkpoint folder atomically, in place of what is there; call it on one process only. The head is stored
-    in float32.
+    """Write a checkpoint folder atomically; call it on one process only. The head is stored in float32.
 
-    ValueError: a model with adapters, a weight that is not finite, or a bonus of another model. RuntimeError: the
-    written model has other scores.
+    ValueError: `path` exists without `overwrite`, a model with adapters, a weight that is not finite, or a bonus of
+    another model. RuntimeError: the written model has other scores.
     """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise ValueError(f"path must be new, got {target}: pass another or overwrite=True")
     if hasattr(model, "peft_config"):
         raise ValueError("model must have no adapters left: call merge_adapters first")
     check_pad_token(model.config)
@@ -172,7 +175,7 @@ def save_reward_checkpoint(
         _check_bonus(bonus, weight, metadata)
 
     model.config.problem_type = "regression"  # vLLM and text-classification would return its sigmoid
-    with atomic.new_folder(Path(path)) as folder, no_progress_bars():
+    with atomic.new_folder(target) as folder, no_progress_bars():
         model.save_pretrained(str(folder))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))

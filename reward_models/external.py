@@ -112,7 +112,7 @@ def use_external(
         renderer = make_renderer(limits, tokenizer)
         trained = tokenizer_as_trained(renderer, "right")  # how this run reads its scores
         bonus = None if checkpoint.bonus is None or kappa == 0 else replace(checkpoint.bonus, kappa=kappa)
-        save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=trained)
+        save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=trained, overwrite=True)
         origin = Provenance("reward", run, replace(limits, source=str(settings.path)), None)
         said = str(external_reward(facts))
         text = reward_text(f"labels from outside this run ({said})", NO_RESULTS, model, metadata.reward_bound)

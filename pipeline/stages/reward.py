@@ -164,7 +164,7 @@ def save(
 ) -> None:
     """Write reward/model with its card, and reward/fit.json, from the main process."""
     folder, tokenizer = context.folder / "model", tokenizer_as_trained(renderer, "right")
-    save_reward_checkpoint(folder, model, metadata, bonus=bonus, tokenizer=tokenizer)
+    save_reward_checkpoint(folder, model, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True)
     atomic.write_json(context.folder / "fit.json", facts)
     recipe = context.recipe
     origin = Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override)

@@ -168,15 +168,19 @@ def test_a_failed_write_leaves_the_last_good_checkpoint(tiny_causal_lm: Path, tm
     model, bonus = make(tiny_causal_lm)
     save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
     with pytest.raises(OSError, match="No space left"):
-        save_reward_checkpoint(tmp_path / "rm", model, replace(METADATA, kappa=None), tokenizer=BreaksWhileSaving())
+        save_reward_checkpoint(
+            tmp_path / "rm", model, replace(METADATA, kappa=None), tokenizer=BreaksWhileSaving(), overwrite=True
+        )
     assert [file.name for file in tmp_path.iterdir()] == ["rm"]
     assert load_reward_checkpoint(tmp_path / "rm").metadata == METADATA
 
 
-def test_an_earlier_checkpoint_is_replaced_whole(tiny_causal_lm: Path, tmp_path: Path) -> None:
+def test_overwriting_is_asked_for(tiny_causal_lm: Path, tmp_path: Path) -> None:
     model, bonus = make(tiny_causal_lm)
     save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
-    save_reward_checkpoint(tmp_path / "rm", model, replace(METADATA, n_pairs=51, kappa=None))
+    with pytest.raises(ValueError, match="overwrite=True"):
+        save_reward_checkpoint(tmp_path / "rm", model, METADATA)
+    save_reward_checkpoint(tmp_path / "rm", model, replace(METADATA, n_pairs=51, kappa=None), overwrite=True)
     assert read_metadata(tmp_path / "rm").n_pairs == 51
     assert load_reward_checkpoint(tmp_path / "rm").bonus is None
     assert [file.name for file in tmp_path.iterdir()] == ["rm"]
