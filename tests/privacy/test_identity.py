@@ -102,7 +102,7 @@ def test_an_older_state_folder_put_back_is_refused_until_its_holder_says_what_is
 
 
 def test_no_copy_is_put_back_while_a_release_is_under_way(key: PrivacyKey, tmp_path: Path) -> None:
-    """What that release enters would go into the copy: without its events, which another label could then follow."""
+    """The copy would take the release's entry without its events, so that other labels of them could follow."""
     backup = tmp_path / "backup"
     shutil.copytree(key.state.folder, backup)
     ledger, bob = Ledger.open(key), events_of("bob", 3)
