@@ -184,6 +184,8 @@ def privatize_source(request: Request) -> str:
     with refusals(target):
         mechanism, key = request.mechanism, load_key(request.key_file)
         ledger = Ledger.open(key)
+        if request.step and not ledger.folds_names:  # tasks that open no ledger cannot know
+            raise UserError("--step must have a ledger that folds names, got one that keeps spellings: leave it out")
         with opened_source(request, key, ledger.folds_names) as (opened, workspace):
             manifest = _release(request, mechanism, ledger, opened, workspace)
     keep_prob = " or ".join(level.noise.keep_text(4) for level in mechanism.levels)

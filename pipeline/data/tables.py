@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.engine import PER_ROW
@@ -98,7 +99,13 @@ def release(sorted_batch: pa.Table | pa.RecordBatch, key: PrivacyKey | str | Pat
     if not whole or any(column.null_count for column in rows.columns):
         names = ", ".join(CANONICAL.names)
         raise UserError(f"sorted_batch must hold {names}, none of them null: give what canonicalize returned")
-    rows = rows.cast(CANONICAL).combine_chunks()  # engines widen texts and numbers on the way
+    try:
+        rows = rows.cast(CANONICAL).combine_chunks()  # engines widen texts and numbers on the way
+    except pa.ArrowInvalid as error:
+        raise UserError(f"sorted_batch must hold what canonicalize returned, got {error}: give that") from None
+    named = pc.all(pc.match_substring_regex(rows["record_id"], "^[0-9a-f]{64}$"), min_count=0).as_py()
+    if not named or (pc.min(rows["position"]).as_py() or 0) < 0:
+        raise UserError("record_id and position must be those of canonicalize, got others: give what it returned")
     keys = np.zeros(len(rows), batches.KEYS)
     keys["id"] = np.frombuffer(bytes.fromhex("".join(rows["record_id"].to_pylist())), ">u8").reshape(-1, 4)
     for name in ("label", "position"):

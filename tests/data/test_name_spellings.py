@@ -91,6 +91,8 @@ def test_a_ledger_with_exact_names_keeps_them(tmp_path: Path, key: Path, monkeyp
     run(rows_of(), tmp_path / "v3", key)
     facts = shown(key)
     assert (facts["labelers"]["count"], facts["names_folded"]) == (6, False)
+    with pytest.raises(UserError, match="--step must have a ledger that folds names, got one that keeps"):
+        run(rows_of(), tmp_path / "v4", key, step="finish")
 
 
 def test_programs_of_before_refuse_a_ledger_with_folded_names(

@@ -74,6 +74,22 @@ def test_rows_of_something_else_are_refused(key: Path) -> None:
             act(rows.to_pylist())
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("record_id", "0f", "record_id and position must be those of canonicalize, got others"),
+        ("record_id", "A" * 64, "record_id and position must be those of canonicalize, got others"),
+        ("position", -1, "record_id and position must be those of canonicalize, got others"),
+        ("label", 300, "sorted_batch must hold what canonicalize returned, got Integer value 300 not in range"),
+    ],
+)
+def test_a_value_that_was_changed_on_the_way_is_refused(key: Path, column: str, value: Any, message: str) -> None:
+    rows = canonicalize(table_of(5))
+    changed = rows.set_column(rows.schema.names.index(column), column, pa.array([value] * len(rows)))
+    with pytest.raises(UserError, match=message):
+        release(changed, key, 1.0)
+
+
 def test_copies_with_one_position_are_refused_in_any_order(key: Path) -> None:
     """As of two files that are numbered each by itself: a task that runs again could release the other label."""
     row = {"prompt": "p", "chosen": "a", "rejected": "b", "position": 0}
