@@ -88,7 +88,7 @@ types:
 
 docs: $(STAMP)
 	@$(BIN)/python docs/generate.py
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build  # with -q no warning is counted, strict or not
 	@echo "build/site/index.html"
 
 # What enters the wheel: the commit's files with fixed modes, its time, and the setuptools of $(CONSTRAINTS).

@@ -135,7 +135,7 @@ def cli_page() -> str:
             for name in sorted(name for name, below in command.commands.items() if not below.hidden):
                 add(command.commands[name], f"{path} {name}")
             return
-        rows = [option for option in command.params if option.name != "help"]
+        rows = [option for option in command.params if option.name != "help" and not getattr(option, "hidden", False)]
         if rows:
             lines.extend(["| option | meaning |", "|---|---|"])
         for option in rows:

@@ -186,7 +186,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     """And asks no other machine for fonts or scripts."""
     pytest.importorskip("material")
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")], cwd=ROOT,
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "-d", str(tmp_path / "site")], cwd=ROOT,
                           env=environment, capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     for page in (tmp_path / "site").rglob("*.html"):
