@@ -90,7 +90,8 @@ def output_file(
     if force:
         return place
     remedy = "choose another file" if force is None else "choose another file, or add --force"
-    raise UserError(f"{option} {path} exists and was not written by this command: {remedy}")
+    writer = "" if rewrites is None else " and was not written by this command"
+    raise UserError(f"{option} {path} exists{writer}: {remedy}")
 
 
 def output_folder(

@@ -84,7 +84,7 @@ class SourceSummary:
         if not accept and (odd := self.odd()):
             raise UserError(
                 f"{self.name}: {'; '.join(odd)}: look at it with `private-rlhf inspect`, then repair it, or say that it"
-                " is meant (--accept-odd, data.accept_odd: true)"
+                " is meant (data.accept_odd: true, for privatize --accept-odd)"
             )
 
     def lines(self) -> list[str]:

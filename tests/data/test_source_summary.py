@@ -175,7 +175,7 @@ ODD = {
 @pytest.mark.parametrize("what", ODD)
 def test_an_odd_source_stops_the_run_unless_it_is_meant(tmp_path: Path, what: str) -> None:
     found = summary(tmp_path, ODD[what])
-    with pytest.raises(UserError, match=rf"rows have .*{what}.*--accept-odd, data\.accept_odd: true"):
+    with pytest.raises(UserError, match=rf"rows have .*{what}.*data\.accept_odd: true, for privatize --accept-odd"):
         found.check(accept=False)
     found.check(accept=True)
     summary(tmp_path / "few", ODD[what][-50:]).check(accept=False)  # fewer rows than are judged
