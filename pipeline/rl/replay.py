@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,11 @@ class Answers:
         )
 
     @property
+    def by_prompt(self) -> Answers:
+        """Those to a prompt beside each other, whenever they were drawn."""
+        return self.take(sorted(range(len(self)), key=self.prompts.__getitem__))
+
+    @property
     def learnable(self) -> Answers:
         """Those whose score and log-probabilities are known."""
         known = torch.stack([self.score, self.reference_logprob, self.logprob]).isfinite().all(dim=0)
@@ -99,7 +105,7 @@ class Answers:
 
     @classmethod
     def load(cls, paths: Sequence[Path]) -> Answers:
-        """All answers of some shards, sorted."""
+        """All answers of some shards, in their order."""
         shards = [load_file(path) for path in paths]
         rows = {
             name: [row.tolist() for shard in shards
@@ -107,7 +113,7 @@ class Answers:
             for name in ("prompt", "response")
         }  # fmt: skip
         numbers = [torch.cat([torch.empty(0), *(shard[name] for shard in shards)]) for name in NUMBERS]
-        return cls(rows["prompt"], rows["response"], *numbers).sorted()
+        return cls(rows["prompt"], rows["response"], *numbers)
 
 
 @dataclass(frozen=True)
@@ -144,21 +150,28 @@ class Replay:
         self.write(by, iteration, Answers.of(rollout, iteration).take(rows))
 
     def read(self, *by: str) -> Answers:
-        """All whole draws of the policies `by`; of every one but `held_out` without names."""
-        draws: dict[tuple[str, str, int], list[Path]] = {}
-        for path, shard in self._shards() if self._mine() else []:
-            if shard["by"] in by or (not by and shard["by"] != HELD_OUT):
-                draws.setdefault((shard["by"], shard["iteration"], int(shard["processes"])), []).append(path)
-        whole = [paths for (_, _, count), paths in sorted(draws.items()) if len(paths) == count]
-        return Answers.load([path for paths in whole for path in paths])
+        """All whole draws of the policies `by`, sorted; of every one but `held_out` without names."""
+        return Answers.load([path for paths in self._draws(*by) for path in paths]).sorted()
 
     def completions(self) -> dict[tuple[int, ...], list[list[int]]]:
-        """The draws of π_ref by prompt, all as token ids."""
-        answers = self.read(REFERENCE, HELD_OUT)
+        """The draws of π_ref by prompt, all as token ids, in the order in which they were drawn."""
         found: dict[tuple[int, ...], list[list[int]]] = {}
-        for prompt, response in zip(answers.prompts, answers.responses, strict=True):
-            found.setdefault(tuple(prompt), []).append(response)
+        for paths in self._draws(REFERENCE, HELD_OUT):
+            shares = [Answers.load([path]) for path in paths]  # each has every Q-th row, or whole prompts
+            rows = zip_longest(*(zip(share.prompts, share.responses, strict=True) for share in shares))
+            for prompt, response in filter(None, chain.from_iterable(rows)):
+                found.setdefault(tuple(prompt), []).append(response)
         return found
+
+    def _draws(self, *by: str) -> list[list[Path]]:
+        """The shards of each whole draw, by process."""
+        draws: dict[tuple[str, str, int], list[tuple[int, Path]]] = {}
+        for path, shard in self._shards() if self._mine() else []:
+            if shard["by"] in by or (not by and shard["by"] != HELD_OUT):
+                draw = shard["by"], shard["iteration"], int(shard["processes"])
+                draws.setdefault(draw, []).append((int(shard["process"]), path))
+        whole = [sorted(parts) for (_, _, count), parts in sorted(draws.items()) if len(parts) == count]
+        return [[path for _, path in parts] for parts in whole]
 
     def _mine(self) -> bool:
         try:

@@ -66,7 +66,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if settings.polish is not None:
         accelerator.wait_for_everyone()  # every share is on the disk
         with on_prompts.stopping_cleanly(context):
-            polish = learner.learn(answers.read().learnable, settings.iterations)
+            polish = learner.learn(answers.read().learnable.by_prompt, settings.iterations)
 
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]

@@ -95,6 +95,14 @@ def test_each_pass_has_every_answer_once_and_groups_of_one_prompt() -> None:
     assert steps == group_steps(prompts, 4, 2, 3, seed=1)
 
 
+def test_answers_of_several_iterations_make_groups(problem: Problem) -> None:
+    """As those that PPO stores: one to each prompt in every iteration."""
+    learner = learner_of(problem)
+    answers = joined([draws(learner, 1, number) for number in range(4)])
+    assert learner.learn(answers, 3) == {}
+    assert learner.learn(answers.by_prompt, 3)["policy_loss"] > 0
+
+
 def test_held_out_prompts_are_not_learnt_from() -> None:
     prompts = ["a", "b", "c", "b", "d"]
     learnt, held_out = split_prompts(prompts, 2)
@@ -322,17 +330,21 @@ def test_answers_of_another_reference_policy_are_not_read(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "index.json").read_text()) == {"seed": 1}
 
 
-def test_stored_completions_are_not_drawn_again(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_stored_completions_are_not_drawn_again(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """They come back in the order in which they were drawn: what is learnt from them is the same to the last bit."""
     settings = {"rollouts": 8, "minibatch_size": 4, "reference_samples": 4}
     problem.references = {}
     rollout, _ = problem.trainer(**settings).draw_references(problem.prompts)
     problem.references = {}
     trainer = problem.trainer(**settings)
-    rows = zip(rollout.prompts, rollout.responses, strict=True)
-    stored: dict[tuple[int, ...], list[list[int]]] = {}
-    for prompt, response in rows:
-        stored.setdefault(tuple(prompt), []).append(response)
-    trainer.completions = stored
+    replays = [Replay(tmp_path, {"seed": 0}, World(rank, processes)) for rank in range(processes)]
+    replays[0].restart(0)
+    for replay in replays:
+        replay.write_rollout(REFERENCE, 0, rollout)
+    trainer.completions = replays[0].completions()
 
     def sample(model: Any, prompts: list[Any], *_: Any, **__: Any) -> Any:
         return ([], None) if not prompts else pytest.fail("drawn")
