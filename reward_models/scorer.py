@@ -125,8 +125,10 @@ class RewardScorer:
         return Scores(*self.checkpoint.bonus.score_centred(features, references[:, :-1]), baseline)
 
     def _reward(self, features: torch.Tensor) -> torch.Tensor:
-        """r̄ (B,) float32 on the CPU, where features and the statistics of Γ are, wherever the model is."""
-        return bounded_reward(features.float() @ self._weight, self.checkpoint.model.reward_bound)
+        """r̄ (B,) float32 on the CPU, where features and the statistics of Γ are, wherever the model is. Rewards under
+        dropout may follow the features."""
+        weight = self._weight
+        return bounded_reward(features[..., : len(weight)].float() @ weight, self.checkpoint.model.reward_bound)
 
     @cached_property
     def _weight(self) -> torch.Tensor:

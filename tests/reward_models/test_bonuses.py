@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from private_rlhf.reward_models.bonus_fit import BLOCK, elliptical_bonus, fit_en
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.linear import LinearFit, fit_linear
 from private_rlhf.reward_models.model import RewardModel, set_score_weight
+from private_rlhf.reward_models.scorer import RewardScorer
 from private_rlhf.reward_models.uncertainty import (
     BONUS_KINDS,
     Bonus,
@@ -270,6 +272,9 @@ def test_a_checkpoint_scores_texts_with_its_own_kind(kind: str, tmp_path: Path) 
     score = loaded.bonus.score(read[:2], read[2:].reshape(2, 4, -1))
     torch.testing.assert_close(score.reward, expected, rtol=1e-5, atol=1e-6)
     assert float(score.bonus.min()) > 0
+    scorer = RewardScorer(loaded, Any, use_baseline=True)  # type: ignore[arg-type]
+    scorer.add_reference("Say.", read[2:6])
+    assert torch.equal(scorer.score_features(["Say."], read[:1]).reward, score.reward[:1])
     other = "elliptical" if kind == "fisher" else "fisher"
     with pytest.raises(ValueError, match=rf"must be the bonus's .*{kind}.*, got .*{other}"):
         save_reward_checkpoint(tmp_path / "b", model, replace(stated, uncertainty=other), bonus=bonus)
