@@ -30,8 +30,12 @@ def run(recipe: Recipe, folder: str | Path | None = None, *, start: str | None =
         UserError: wrong input. RunStopped: a stage must not go on. RunWaits: answers of people are not there yet.
     """
     from private_rlhf import runner
+    from private_rlhf.core.errors import UserError
     from private_rlhf.core.rundir import RunDir
+    from private_rlhf.recipe import Recipe
 
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"recipe must be what load_recipe returns, got {type(recipe).__name__}: load the file first")
     directory = RunDir(Path(folder) if folder is not None else Path("runs") / recipe.name)
     runner.execute(recipe, directory, runner.Selection(start=start, only=only))
     return directory.root

@@ -16,7 +16,7 @@ def gibbs_weights(scores: ArrayLike, kl_coef: float) -> np.ndarray:
     above 0, or a score is not finite."""
     if not kl_coef > 0:
         raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
-    scores = np.asarray(scores)
+    scores = np.asarray(scores, np.float64)
     if not np.isfinite(scores).all():
         raise ValueError("scores must be finite, got NaN or infinity: leave such draws out")
     return special.softmax(scores / kl_coef, axis=-1)

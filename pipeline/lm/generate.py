@@ -49,7 +49,8 @@ class Sampling:
 
 
 def sample_key(*parts: int | str) -> int:
-    """A 63-bit generator seed from an injective encoding of `parts`, e.g. (seed, "rollout", iteration, index)."""
+    """A 63-bit generator seed from an encoding of `parts`, e.g. (seed, "rollout", iteration, index). It is injective
+    for whole numbers and texts without U+001F."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

@@ -34,8 +34,8 @@ class OnlineConfig:
     evaluation_questions: int = Field(default=100, gt=1)
     """At most, one on each held-out prompt, about two answers of π_ref: what r̄ is checked by, never learnt from."""
     strategy: Literal["passive", "pokl", "mixture", "duel", "fisher", "policy"] = "pokl"
-    """The choice of pairs to ask, see `private_rlhf.online.strategies`; it sees only released answers. `pokl` needed the
-    fewest labels where they were compared (docs/results/online.md)."""
+    """The choice of pairs to ask, see `private_rlhf.online.strategies`; it sees only released answers. `pokl` needed
+    the fewest labels where they were compared (docs/results/online.md)."""
     candidates: int = Field(default=8, gt=1)
     """Answers of π_ref to each prompt, among which the policy ∝ π_ref·exp(r̄/kl_coef) and the questions choose."""
     max_prompts: int | None = Field(default=128, gt=0)

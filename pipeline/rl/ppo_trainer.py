@@ -118,7 +118,7 @@ class PpoTrainer:
     ) -> PpoTrainer:
         """A trainer for a policy and a reward of yours, without a recipe or a run directory.
 
-        π_ref is the policy as it is passed: with its adapter off under LoRA, a frozen copy in full fine-tuning.
+        π_ref is the policy as it is passed, a frozen copy in full fine-tuning; of a PEFT model it is the base.
 
         Args:
             policy: causal LM, float32 in full fine-tuning; or a PEFT model, whose adapter is then trained.
@@ -134,7 +134,10 @@ class PpoTrainer:
             UserError: an argument is not as above, or the policy has no modules of the adapter's names. While training:
                 a prompt is too long, or the reward is not one finite number per response.
         """
-        _check_arguments(policy, tokenizer, reward, prompts, settings)
+        _check_arguments(policy, tokenizer, reward, prompts, settings, max_response_tokens)
+        accelerator = accelerator or Accelerator()
+        if (steps := accelerator.gradient_accumulation_steps) != 1:  # it would divide the gradients that are clipped
+            raise UserError(f"accelerator must accumulate 1 step, got {steps}: set settings.micro_batch_size")
         if settings.reference_rollouts:  # of one prompt there are K completions, however often it comes
             prompts = list({prompt_key(prompt): prompt for prompt in prompts}.values())
         reference = None
@@ -149,10 +152,12 @@ class PpoTrainer:
         if settings.gradient_checkpointing:
             recompute_layers(policy)
         baseline = settings.baseline
-        scorer = FunctionScorer(reward, baseline) if callable(reward) else replace(reward, use_baseline=baseline)
+        scorer: Any = FunctionScorer(reward, baseline) if callable(reward) else reward
+        if not callable(reward):
+            scorer = replace(reward, use_baseline=baseline, references={})  # those of another π_ref are not this one's
         model = PolicyWithValue(policy, hidden_size).eval()
         renderer = Renderer(tokenizer, max_prompt_tokens, max_response_tokens)
-        return cls(accelerator or Accelerator(), model, reference, scorer, renderer, prompts, settings, seed)
+        return cls(accelerator, model, reference, scorer, renderer, prompts, settings, seed)
 
     @property
     def bare(self) -> Any:
@@ -563,20 +568,32 @@ def set_rates(optimizer: torch.optim.Optimizer, config: PpoConfig, iteration: in
         group["lr"] = rate * scale
 
 
-def _check_arguments(policy: Any, tokenizer: Any, reward: Any, prompts: Sequence[Any], settings: PpoConfig) -> None:
+def _check_arguments(
+    policy: Any, tokenizer: Any, reward: Any, prompts: Sequence[Any], settings: PpoConfig, most_tokens: int
+) -> None:
     """Refuse with a UserError what `PpoTrainer.from_policy` cannot train with, or would ignore."""
-    if isinstance(prompts, str) or not prompts or not all(map(_is_prompt, prompts)):
+    several = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+    if not several or not prompts or not all(map(_is_prompt, prompts)):
         raise UserError("prompts must be one or more texts or lists of messages (role, content): give a list of them")
     if not callable(reward) and not isinstance(reward, RewardScorer):
         kind = type(reward).__name__
         raise UserError(f"reward must be a function of prompts and responses, or a RewardScorer, got {kind}: give one")
-    if tokenizer.chat_template is None or tokenizer.pad_token_id is None:
-        raise UserError("tokenizer must have a chat template and a padding token: set chat_template or pad_token")
+    if tokenizer.chat_template is None or None in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        names = "chat_template, eos_token or pad_token"
+        raise UserError(f"tokenizer must have a chat template, an end of turn and a padding token: set {names}")
+    if most_tokens < 1:
+        raise UserError(f"max_response_tokens must be at least 1, got {most_tokens}: raise it")
     if ignored := [name for name in OF_A_RUN if getattr(settings, name)]:
         raise UserError(f"settings.{ignored[0]} must be left out: only the stages of a recipe read it")
     if settings.reference_rollouts and not settings.baseline and (callable(reward) or not reward.use_bonus):
         raise UserError("settings.baseline must be true with reference_rollouts, or nothing is drawn: set it")
-    if settings.lora is None and not isinstance(policy, PeftModel) and policy.dtype != torch.float32:
+    if isinstance(policy, PeftModel):
+        if not any(parameter.requires_grad for parameter in policy.parameters()):
+            raise UserError("policy must have an adapter that learns, got a frozen one: load it with is_trainable=True")
+        learnt = any(each.any() for name, each in policy.named_parameters() if "lora_B" in name)
+        if learnt and settings.reference_rollouts:  # draws of π_ref would be read as draws of π
+            raise UserError("settings.reference_rollouts must be false for an adapter that has learnt: set it")
+    elif settings.lora is None and policy.dtype != torch.float32:
         raise UserError(f"policy must be float32 where settings.lora is None, got {policy.dtype}: call policy.float()")
 
 

@@ -19,6 +19,7 @@ import private_rlhf
 import pyarrow as pa
 import pytest
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from private_rlhf import PpoConfig, PpoTrainer, RewardScorer, gibbs_weights, privatize
 from private_rlhf.core.errors import UserError
@@ -148,6 +149,12 @@ def test_one_override_is_taken_whole() -> None:
 
 def test_gibbs_weights_are_numbers() -> None:
     assert gibbs_weights(np.zeros(4), 1.0).tolist() == [0.25] * 4
+    assert gibbs_weights(np.array([100, 0], np.float16), 1e-3).tolist() == [1.0, 0.0]
+
+
+def test_a_path_is_no_recipe() -> None:
+    with pytest.raises(UserError, match="recipe must be what load_recipe returns, got str"):
+        private_rlhf.run("recipe.yaml")  # type: ignore[arg-type]
 
 
 @pytest.mark.thorough
@@ -238,11 +245,19 @@ def test_ppo_refuses_what_it_cannot_train_with(tmp_path: Path) -> None:
     bare.pad_token = None
     settings = PpoConfig(iterations=1, rollouts=2, minibatch_size=2, lora=None)
     right = {"policy": policy, "tokenizer": tokenizer, "reward": shorter, "prompts": ["Say."], "settings": settings}
-    lists = ("Say.", [], [1], [[]], [{"prompt": "x"}], [[{"rolle": "user", "content": "x"}]])
+    lists = ("Say.", [], [1], [[]], [{"prompt": "x"}], [[{"rolle": "user", "content": "x"}]], iter(["x"]),
+             np.array(["x"]))  # fmt: skip
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    learnt = get_peft_model(copy.deepcopy(policy), adapter)
+    frozen = get_peft_model(copy.deepcopy(policy), adapter).requires_grad_(False)
     for wrong, message in (
         *(({"prompts": each}, "prompts must be one or more texts") for each in lists),
         ({"reward": 3}, "reward must be a function .*, got int"),
-        ({"tokenizer": bare}, "tokenizer must have a chat template and a padding token"),
+        ({"tokenizer": bare}, "tokenizer must have a chat template, an end of turn and a padding token"),
+        ({"max_response_tokens": 0}, "max_response_tokens must be at least 1, got 0"),
+        ({"accelerator": Accelerator(gradient_accumulation_steps=2)}, "accelerator must accumulate 1 step, got 2"),
+        ({"policy": frozen}, "policy must have an adapter that learns, got a frozen one"),
+        ({"policy": learnt, "settings": replace(settings, reference_rollouts=True)}, "settings.reference_rollouts"),
         ({"settings": replace(settings, max_prompts=3)}, "settings.max_prompts must be left out"),
         ({"settings": replace(settings, warm_start="regression")}, "settings.warm_start must be left out"),
         ({"settings": replace(settings, reference_rollouts=True, baseline=False)}, "settings.baseline must be true"),
@@ -271,6 +286,16 @@ def test_ppo_without_recipe_subtracts_the_baseline_of_a_scorer_if_asked(tmp_path
     trainer = PpoTrainer.from_policy(policy, tokenizer, scorer, ["Say."], settings)
     assert trainer.scorer.has_reference("Say.") != baseline
     assert scorer.has_reference("Say.") == baseline
+
+
+def test_a_scorer_that_served_another_policy_keeps_nothing_of_it(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", ["Say hello."])
+    policy, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    unread, draws = Any, {"Say.": torch.zeros(1)}
+    scorer = RewardScorer(unread, unread, use_bonus=False, references=draws)  # type: ignore[arg-type]
+    trainer = PpoTrainer.from_policy(policy, tokenizer, scorer, ["Say."], PpoConfig(rollouts=4))
+    assert trainer.scorer.references == {}
+    assert scorer.references == draws
 
 
 def test_ppo_without_recipe_recomputes_layers_if_asked(tmp_path: Path) -> None:
