@@ -81,6 +81,7 @@ def import_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_label
             shutil.rmtree(made, ignore_errors=True)
     stated = bundle.manifest.largest_noise.as_json()
     epsilon = stated["epsilon"]
+    at = bundle.manifest.epsilon_text if bundle.manifest.levels else "∞" if epsilon is None else epsilon
     return {
         "adopted": True,
         "events": rows,
@@ -90,7 +91,7 @@ def import_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_label
         "mark": bundle.manifest.guarantee["mark"],
         "ledger": None,
         "signer": bundle.signer,
-        "summary": f"{rows} labels taken over as they were released, at ε = {'∞' if epsilon is None else epsilon}, "
+        "summary": f"{rows} labels taken over as they were released, at ε = {at}, "
         f"signed by {bundle.signer or 'NOBODY (data.signer refuses such bundles)'}; {test_rows} evaluation pairs "
         "(released labels); the ledger is with the holder of the labels",
     }

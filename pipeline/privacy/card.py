@@ -11,7 +11,7 @@ from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.noise_levels import levels_text
 from private_rlhf.privacy.guarantee import NO_CLAIM_ROW, dropped_text, status_of
-from private_rlhf.privacy.person import person_epsilon
+from private_rlhf.privacy.person import DELTA
 
 PROTECTED = (
     "The label of each event (which of the two responses its labeller preferred), against everyone who sees everything"
@@ -53,7 +53,6 @@ def privacy_card(
     manifest: Mapping[str, Any],
     *,
     ledger: Mapping[str, Any] | None = None,
-    delta: float = 1e-6,
     overrides: Sequence[str | None] = (),
     declared_public: bool = False,
     evaluation_events: int | None = None,
@@ -62,9 +61,9 @@ def privacy_card(
     """The card as JSON types.
 
     manifest: of the release (`ReleaseManifest.as_dict()`). ledger: what the key's ledger states (`Ledger.card_facts`),
-    None if the release is in no ledger. delta: for the person-level (epsilon, delta). overrides, declared_public: as in
-    `status_of`. evaluation_events: how many are held out from training; None: not known. facts: anything else to print
-    (model, stage, evaluation labels); never a statistic of true labels.
+    None if the release is in no ledger. overrides, declared_public: as in `status_of`. evaluation_events: how many are
+    held out from training; None: not known. facts: anything else to print (model, stage, evaluation labels); never a
+    statistic of true labels.
     UserError if the manifest does not state its guarantee.
     """
     status = status_of(manifest, overrides=overrides, declared_public=declared_public)
@@ -98,7 +97,7 @@ def privacy_card(
         "totals": totals_sentence(totals) if private and totals else None,
         "delta_total": known.get("delta_total", 0.0),
         "who_must_be_trusted": status.trusted,
-        "person_level": _person_level(known.get("labelers"), delta, totals) if private else NO_PERSON_LEVEL,
+        "person_level": _person_level(known.get("labelers"), totals) if private else NO_PERSON_LEVEL,
         "levels": manifest.get("levels") if private else None,
         "events": manifest.get("rows"),
         "evaluation_events": evaluation_events,
@@ -119,17 +118,17 @@ def totals_sentence(totals: Mapping[str, float | None] | None) -> str:
 
 
 def _person_level(
-    labelers: Mapping[str, Any] | None, delta: float, totals: Mapping[str, float | None] | None
+    labelers: Mapping[str, Any] | None, totals: Mapping[str, float | None] | None
 ) -> dict[str, Any]:
-    """The cost of all events of the busiest labeller; labelers: the ledger's facts about them, if any; totals:
-    what the release states instead."""
+    """The most that all events of one labeller cost; labelers: the ledger's facts about them, if any; totals: what the
+    release states instead."""
     levels = [(level["epsilon"], level["events"]) for level in (labelers or {}).get("busiest", [])]
     if not levels and totals and totals["person"] is not None:
         return {"statement": f"at most epsilon {totals['person']:g} of one person, as the release states"}
     if labelers is None or not levels:
         return {"statement": "unknown: the data have no labeller column; a person with m events has m times epsilon"}
-    events, total = sum(count for _, count in levels), labelers["max_epsilon"]
-    exact = person_epsilon(levels, delta) + (labelers.get("epsilon_of_counts") or 0.0)
+    events, total = labelers.get("most_events", sum(count for _, count in levels)), labelers["max_epsilon"]
+    exact, delta = labelers.get("max_epsilon_at_delta", total), labelers.get("delta", DELTA)
     statement = f"at most {events} events of one person: epsilon {total:g}, or {exact:.3g} at delta {delta:g}"
     if labelers["unattributed_events"]:
         statement += f"; unknown for {labelers['unattributed_events']} events that name no labeller"

@@ -162,8 +162,10 @@ class EventStore:
         signs = np.where(abs(stored) == 2, given["blind"], 1)
         conflicts = int(np.count_nonzero(np.sign(stored) != given["label"] * signs))
         new = rows[~known]
-        same_label = _same_label(old, new) & ~new["left_out"]
+        kept = ~new["left_out"]
+        same_label = _same_label(old, new) & kept
         renamed = 0 if add_up else int(np.count_nonzero(same_label & ~new["corrects"]))
+        shared = same_label | _may_repeat(new[new["corrects"] & kept], new, "record") & kept  # beside their original
         if conflicts or renamed:
             self._stage(into, partition, "conflict", np.empty(0, EVENT))
             return MergeResult(conflicts, renamed)
@@ -174,7 +176,7 @@ class EventStore:
         fresh = np.zeros(len(new), EVENT)
         for name in ("tag", "record", "labeler", "letters"):
             fresh[name] = new[name]
-        fresh["label"], fresh["epsilon"], fresh["shared"] = 2 * new["label"] * new["blind"], cost[~known], same_label
+        fresh["label"], fresh["epsilon"], fresh["shared"] = 2 * new["label"] * new["blind"], cost[~known], shared
         fresh["label"][new["left_out"]], fresh["epsilon"][new["left_out"]] = 0, 0.0
         self._stage(into, partition, "tally", _changes(fresh[~new["left_out"]], old[raised], risen))
         old["label"][hits] = 2 * given["label"] * given["blind"]

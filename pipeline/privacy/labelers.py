@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,16 @@ class LabelerTotals:
     def epsilon(self) -> float:
         """The largest total of any one labeller; 0 without labellers."""
         return total_epsilon(self.busiest)
+
+    def everyone(self) -> Iterator[list[tuple[float, int]]]:
+        """(ε, events) of each labeller, in rising ε."""
+        if self.path is None:
+            return
+        for start, end in pairwise(self.bounds):
+            rows = read_rows(self.path, TALLY, start, end).tolist()
+            for labeler, events in groupby(rows, key=itemgetter(0)):
+                if labeler != NO_LABELER.rstrip(b"\0"):
+                    yield [(epsilon, count) for _, epsilon, count in events]
 
     def with_counts(self, epsilon: float) -> float:
         """A bound on any one labeller's total where noisy counts cost `epsilon` more for each event."""

@@ -216,7 +216,7 @@ class Ledger:
             "max_events_per_person": book.max_events,
             "names_folded": book.folded,
             "releases": [{name: value for name, value in e.items() if name != "identity"} for e in book.entries],
-            "sources": source_totals(spent),
+            "sources": source_totals(spent, book.events.epsilon),
             "labelers": labeler_facts(book.labelers, added_epsilon(spent)),
             "budgets": {kind: stated_budget(book, kind, None) for kind in ("event", "person")},
         }

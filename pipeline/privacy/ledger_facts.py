@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -10,10 +11,11 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import check_epsilon
 from private_rlhf.privacy.labelers import LabelerTotals
 from private_rlhf.privacy.ledger_file import Book, Kind, added_epsilon
-from private_rlhf.privacy.person import person_epsilon
+from private_rlhf.privacy.person import DELTA, largest_person_epsilon
 
-DELTA = 1e-6
 Per = Literal["event", "person"]
+ROUNDING = 1 + 1e-12
+"""Three labels at 0.1 cost 0.3, whatever the product of floats says."""
 
 
 @dataclass(frozen=True)
@@ -87,30 +89,33 @@ def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
     return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)
 
 
-def source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per source: its releases, and the largest total that its own releases gave any record of it."""
+def source_totals(entries: list[dict[str, Any]], largest: float) -> dict[str, Any]:
+    """Per source: its releases, and the most that they can have given any record of it. largest: total of a record."""
     totals: dict[str, Any] = {}
+    levels = [entry["epsilon"] for entry in entries if entry.get("kind", "labels") == "labels"]
+    join = operator.add if largest > max(levels, default=0.0) else max  # a label drawn again costs the largest ε
     for entry in entries:
         total = totals.setdefault(entry["source"], {"releases": 0, "epsilon_total": 0.0})
         total["releases"] += 1
         if entry.get("kind", "labels") == "labels" and entry["events"]:
-            total["epsilon_total"] = max(total["epsilon_total"], entry["epsilon"])
+            total["epsilon_total"] = min(join(total["epsilon_total"], entry["epsilon"]), largest)
     for source, total in totals.items():
         total["epsilon_total"] += added_epsilon([entry for entry in entries if entry["source"] == source])
     return totals
 
 
 def labeler_facts(totals: LabelerTotals, counts: float) -> dict[str, Any]:
-    """About the labellers; those of the busiest (the one with the largest total) are null without labellers. counts: ε
-    of all noisy counts, which each of a person's m events may have entered: m times that at every δ (the count of a
-    rule moves by m), on top of what the labels cost."""
-    known = totals.labelers > 0
+    """About the labellers, null without them; `busiest` is the one with the largest total, whom another may exceed at
+    `delta` and in events. counts: ε of all noisy counts, which each of a person's m events may have entered: m times
+    that at every δ (the count of a rule moves by m), on top of what the labels cost."""
+    known, largest = totals.labelers > 0, largest_person_epsilon(totals.everyone(), DELTA)
     return {
         "count": totals.labelers,
         "unattributed_events": totals.unattributed,
         "busiest": [{"epsilon": epsilon, "events": count} for epsilon, count in totals.busiest],
         "max_epsilon": totals.with_counts(counts) if known else None,
-        "max_epsilon_at_delta": person_epsilon(totals.busiest, DELTA) + counts * totals.most if known else None,
+        "max_epsilon_at_delta": largest + counts * totals.most if known else None,
+        "most_events": totals.most if known else None,
         "epsilon_of_counts": counts * totals.most if known else None,
         "delta": DELTA,
     }
@@ -129,7 +134,7 @@ def check_budgets(
     before = added_epsilon(book.entries)
     added = before + epsilon_of_counts
     limit = stated_budget(book, "event", budget)
-    if limit is not None and event_total + added > limit:
+    if limit is not None and event_total + added > limit * ROUNDING:
         raise _over(source, "event", "record", book.events.epsilon + before, event_total + added, limit)
     limit = stated_budget(book, "person", budget)
     if limit is None or totals is None:
@@ -139,7 +144,7 @@ def check_budgets(
             f"{source}: a budget per person needs the labeller of every event, and {totals.unattributed} events"
             " under this key would have none; name the column with --labeler-column, or use another key for this source"
         )
-    if totals.with_counts(added) > limit:
+    if totals.with_counts(added) > limit * ROUNDING:
         raise _over(source, "person", "labeller", book.labelers.with_counts(before), totals.with_counts(added), limit)
 
 
@@ -160,7 +165,8 @@ def check_cap(book: Book, source: str, cap: int | None) -> None:
 
 
 def _over(source: str, per: str, whose: str, before: float, after: float, limit: float) -> UserError:
-    remedy = "lower --epsilon" if before <= limit else "use another key for data that this key never released"
+    kept = before <= limit * ROUNDING
+    remedy = "lower --epsilon" if kept else "use another key for data that this key never released"
     return UserError(
         f"{source}: refused, over the budget of {limit:g} per {per}: the largest total of any one {whose} under"
         f" this key is {before:g} and this release would make it {after:g}; {remedy}, or state a larger --budget if"

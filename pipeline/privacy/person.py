@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +13,8 @@ from private_rlhf.core.noise import LabelNoise, check_epsilon
 
 BEST_EPSILON = 2.1773189849653067
 """At this ε an answer carries most information for each unit of ε: the root of sinh(ε) = 2ε."""
+DELTA = 1e-6
+"""At which a person's total is stated beside that at 0."""
 CELLS = 1 << 17
 NEGLIGIBLE = 1e-25  # masses below it are counted as certain disclosure rather than convolved
 
@@ -41,6 +44,22 @@ def person_epsilon(levels: Sequence[tuple[float, int]], delta: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if spill(middle) <= delta else (middle, high)
     return high
+
+
+def largest_person_epsilon(everyone: Iterable[Sequence[tuple[float, int]]], delta: float) -> float:
+    """An e at which the labels of each person, as `person_epsilon` takes them by rising ε, are (e, delta)-private.
+
+    The smallest one where each person's have one ε. Persons whose labels have the same several ε count as one who has
+    the most at each, and e is no larger than the largest Σ mε. 0 without persons.
+    """
+    most: dict[tuple[float, ...], tuple[int, ...]] = {}
+    total = 0.0
+    for levels in everyone:
+        epsilons, counts = zip(*levels, strict=True)
+        most[epsilons] = tuple(map(max, counts, most.get(epsilons, counts)))
+        total = max(total, math.fsum(map(operator.mul, epsilons, counts)))
+    exact = (person_epsilon(list(zip(*profile, strict=True)), delta) for profile in most.items())
+    return min(total, max(exact, default=0.0))
 
 
 def _losses(levels: Sequence[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray, float]:

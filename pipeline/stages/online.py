@@ -54,6 +54,7 @@ from private_rlhf.online.posterior import Learner
 from private_rlhf.online.rounds import Interview, describe_questions, make_labeller, measure, round_line
 from private_rlhf.online.strategies import DESIGNS, by_information, choose, pairs_looked_at
 from private_rlhf.privacy.labelers import total_epsilon
+from private_rlhf.privacy.person import DELTA, largest_person_epsilon
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OnlineConfig
 from private_rlhf.reward_models.backbone import load_backbone
@@ -233,9 +234,16 @@ def person_facts(labeller: Labeller, answers: int) -> dict[str, Any] | None:
     most = busiest(labeller)
     if not most:
         return None
-    levels = [{"epsilon": epsilon, "events": count} for epsilon, count in most]
-    unnamed = max(0, answers - sum(sum(draws.values()) for draws in labeller.answer_counts().values()))
-    return {"labelers": {"busiest": levels, "max_epsilon": total_epsilon(most), "unattributed_events": unnamed}}
+    everyone = labeller.answer_counts().values()
+    events = [sum(draws.values()) for draws in everyone]
+    facts = {
+        "busiest": [{"epsilon": epsilon, "events": count} for epsilon, count in most],
+        "max_epsilon": total_epsilon(most),
+        "max_epsilon_at_delta": largest_person_epsilon([sorted(draws.items()) for draws in everyone], DELTA),
+        "most_events": max(events),
+        "unattributed_events": max(0, answers - sum(events)),
+    }
+    return {"labelers": facts}
 
 
 if __name__ == "__main__":

@@ -115,9 +115,11 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
     epsilon, dropped = facts["epsilon"], split.train_counts.as_dict()
     tested = split.test_counts.as_dict() | {"a pair that is trained on": split.overlap}
     mark = f" — {facts['mark']}" if facts["mark"] else ""
-    said = f"{split.train_rows} labels at ε = {'∞' if epsilon is None else epsilon} (each kept with probability "
-    noise = LabelNoise.from_json(facts)
-    said += f"{noise.keep_text()})" + (f"; beware: {noise.warning}" if noise.warning else "")
+    noise, levels = LabelNoise.from_json(facts), facts.get("levels", [epsilon])
+    at = " or ".join("∞" if level is None else str(level) for level in levels)
+    kept = " or ".join(LabelNoise.of(level).keep_text() for level in facts.get("levels", ())) or noise.keep_text()
+    said = f"{split.train_rows} labels at ε = {at} (each kept with probability {kept})"
+    said += f"; beware: {noise.warning}" if noise.warning else ""
     return {
         "events": split.train_rows,
         "evaluation_events": split.test_rows,

@@ -62,6 +62,21 @@ def test_a_correction_costs_its_own_pair_both_draws_and_no_other(tmp_path: Path,
         run(rows_of(), tmp_path / "v4", key, 1.5)
 
 
+def test_a_correction_in_the_release_of_its_original_costs_both_draws(tmp_path: Path, key: Path) -> None:
+    """As where a file that holds both comes under its first key: the first two files would cost 2 apart."""
+    names = {"event_column": "event", "corrects_column": "corrects", "labeler_column": "who"}
+    rows = [row | {"who": "ann"} for row in rows_of(event="", corrects="")]
+    rows += [turned(rows[3], event=f"fix-{k}", corrects=id_of(rows[3])) for k in range(2)]
+    rows += [turned(rows[8], who="bob", event="")]  # another person's label
+    with pytest.raises(UserError, match=r"over the budget of 2 per event: .* would make it 3"):
+        run(rows, tmp_path / "v1", key, budget=Budget(2.0, "event"), **names)
+    run(rows, tmp_path / "v1", key, budget=Budget(3.0, "event"), **names)
+    facts = shown(key)
+    assert (facts["epsilon_total"], facts["events"]) == (3.0, COUNT + 3)
+    run(rows, tmp_path / "v2", key, 0.5, **names)
+    assert shown(key)["epsilon_total"] == 3.0
+
+
 def id_of(row: Row) -> str:
     return record_id(row["prompt"], (row["chosen"], row["rejected"]))
 

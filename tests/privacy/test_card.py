@@ -90,6 +90,7 @@ def test_card_without_a_ledger_has_no_rows_about_one() -> None:
 
 def test_card_with_labellers_adds_up() -> None:
     known = {"count": 7, "unattributed_events": 3, "busiest": [{"epsilon": 0.5, "events": 100}], "max_epsilon": 50.0}
+    known |= {"max_epsilon_at_delta": person_epsilon([(0.5, 100)], 1e-6), "most_events": 100}
     card = privacy_card(manifest(RandomizedResponse(0.5), KEY), ledger=ledger(**known))
     assert (card["person_level"]["epsilon"], card["person_level"]["max_events"]) == (50.0, 100)
     assert card["person_level"]["epsilon_at_delta"] == pytest.approx(33.3, abs=0.05)
@@ -156,11 +157,12 @@ def test_noisy_counts_are_told_from_releases_of_labels() -> None:
         {"source": "ward", "events": 3, "epsilon": 0.25, "kind": "counts"},
     ]
     busiest = [{"epsilon": 1.0, "events": 4}]
-    labelers = {"busiest": busiest, "max_epsilon": 5.0, "unattributed_events": 0, "epsilon_of_counts": 1.0}
+    at_delta = person_epsilon([(1.0, 4)], 1e-6) + 1.0
+    labelers = {"busiest": busiest, "max_epsilon": 5.0, "max_epsilon_at_delta": at_delta, "unattributed_events": 0}
     facts = {"epsilon_total": 1.25, "releases": releases, "budgets": {}, "labelers": labelers}
     card = privacy_card(manifest(RandomizedResponse(1.0), KEY), ledger=facts)
     assert card["epsilon_total_per_event"] == 1.25
-    assert card["person_level"]["epsilon_at_delta"] == person_epsilon([(1.0, 4)], 1e-6) + 1.0
+    assert card["person_level"]["epsilon_at_delta"] == at_delta
     assert ledger_rows(card)["Releases under this key"] == (
         "ward: 9 events at 1; ward: 3 events at 0.25 (noisy counts, on top)"
     )

@@ -122,6 +122,25 @@ def test_the_busiest_person_is_composed_exactly(key: PrivacyKey) -> None:
     assert labelers["max_epsilon_at_delta"] < 20.0
 
 
+def test_another_than_the_busiest_person_may_lose_most_at_delta(key: PrivacyKey) -> None:
+    """A hundred labels at a small ε lose more than one at a large one at δ = 0, and less at δ = 1e-6."""
+    release(Ledger.open(key), events_of("ann", 100), 0.05)
+    release(Ledger.open(key), events_of("bob", 1), 4.0)
+    ledger = Ledger.open(key)
+    labelers = ledger.show()["labelers"]
+    assert (labelers["max_epsilon"], labelers["most_events"]) == (5.0, 100)
+    assert labelers["max_epsilon_at_delta"] == person_epsilon([(4.0, 1)], 1e-6) > 3.99
+
+
+@pytest.mark.parametrize(("epsilon", "count"), [(0.1, 3), (0.2, 3), (0.7, 19)])
+def test_a_budget_may_be_met_exactly(key: PrivacyKey, epsilon: float, count: int) -> None:
+    """0.1 + 0.1 + 0.1 is above 0.3 in floats."""
+    budget = Budget(round(epsilon * count, 3), "person")
+    release(Ledger.open(key), events_of("ann", count), epsilon, budget)
+    with pytest.raises(UserError, match="over the budget"):
+        release(Ledger.open(key), events_of("ann", count + 1), epsilon, budget)
+
+
 def test_what_is_shown_and_exported(key: PrivacyKey, tmp_path: Path) -> None:
     events = events_of("ann", 3)
     release(Ledger.open(key), events, 0.5, Budget(2, "event"), source="ward", output=tmp_path / "one")

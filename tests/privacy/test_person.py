@@ -7,7 +7,7 @@ import math
 
 import pytest
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.person import person_epsilon
+from private_rlhf.privacy.person import largest_person_epsilon, person_epsilon
 from scipy.optimize import brentq
 from scipy.stats import binom
 
@@ -17,6 +17,15 @@ def test_by_hand() -> None:
     assert person_epsilon([(2.0, 1)], 1e-12) == pytest.approx(2.0, abs=1e-9)
     assert person_epsilon([(0.5, 100)], 1e-6) == pytest.approx(33.3, abs=0.05)
     assert person_epsilon([(0.1, 1)], 0.5) == 0.0
+
+
+def test_the_largest_of_several_persons() -> None:
+    """Exact where each has one ε; no smaller than any of them, and no larger than the largest sum, where they mix."""
+    persons = [[(0.05, 100)], [(4.0, 1)], [(0.05, 60)]]
+    assert largest_person_epsilon(persons, 1e-6) == person_epsilon([(4.0, 1)], 1e-6)
+    mixed = [[(0.5, 9), (1.0, 1)], [(0.5, 1), (1.0, 5)]]
+    assert max(person_epsilon(levels, 1e-6) for levels in mixed) <= largest_person_epsilon(mixed, 1e-6) <= 5.5
+    assert largest_person_epsilon([], 1e-6) == 0.0
 
 
 @pytest.mark.parametrize(("epsilon", "events", "delta"), [(0.5, 20, 1e-5), (2.0, 7, 1e-3), (0.1, 300, 1e-6)])

@@ -184,6 +184,13 @@ def test_a_cap_leaves_out_the_same_events_in_both_bundles(
     assert bundles(given) == (train, test)
 
 
+def test_each_level_is_stated_with_its_own_rate(tmp_path: Path, context: Callable[..., StageContext]) -> None:
+    rows = [row | {"who": f"w{i % 4}", "eps": (0.5, 4.0)[i % 4 == 0]} for i, row in enumerate(rows_of(0, 40))]
+    levels = {"labeler_column": "who", "epsilon_column": "eps", "epsilon_levels": [0.5, 4.0], "epsilon": 4.0}
+    report = privatize.run(context(write(tmp_path / "raw.jsonl", rows), **levels))
+    assert " labels at ε = 0.5 or 4.0 (each kept with probability 0.622 or 0.982)" in report["summary"]
+
+
 def test_a_refused_budget_leaves_the_earlier_release(tmp_path: Path, context: Callable[..., StageContext]) -> None:
     data = write(tmp_path / "raw.jsonl", rows_of(0, 20))
     given = context(data)
