@@ -14,13 +14,13 @@ log-normal prior on the margin scale √(d/λ), about `MARGIN_SCALE`, decides wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise
+from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise, group_numbers
 from private_rlhf.reward_models.basis import ALONE, FeatureArray, FeatureBasis, Spread, identity_basis
 from private_rlhf.reward_models.linear import PairProblem, minimize, pair_problem
 from private_rlhf.reward_models.losses import PreferenceLoss, fisher_weight, get_loss
@@ -56,11 +56,10 @@ def default_ridges(num_components: int) -> tuple[float, ...]:
     return tuple(ridge_from_margin_scale(scale, num_components) for scale in _MARGIN_SCALES)
 
 
-def assign_folds(groups: Sequence[object], num_folds: int, seed: int) -> np.ndarray:
+def assign_folds(groups: Sequence[Hashable], num_folds: int, seed: int) -> np.ndarray:
     """Fold number (n,) of each pair; pairs of one group (say, one prompt) share a fold. ValueError for few groups."""
-    numbers: dict[object, int] = {}
-    ids = np.array([numbers.setdefault(group, len(numbers)) for group in groups])
-    count = len(numbers)
+    ids = group_numbers(groups)
+    count = len(set(groups))
     if not 2 <= num_folds <= count:
         raise ValueError(f"num_folds must lie between 2 and the number of groups ({count}), got {num_folds}")
     order = np.random.default_rng(seed).permutation(count)

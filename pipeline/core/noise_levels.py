@@ -7,14 +7,14 @@ n labels; arrays are (n,) float64 in the order of the labels. Each label went th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.core.noise import FEWEST, LabelNoise, Noise
 
 if TYPE_CHECKING:  # it loads scipy
     from private_rlhf.core.stats import Estimate
@@ -79,8 +79,8 @@ class LevelledNoise:
         """√(Σ (2α − 1)²/n): the factor of one ε for which n labels carry as much at margin 0."""
         return math.sqrt(float(np.square(self.factor).mean()))
 
-    def share(self, agrees: np.ndarray) -> Estimate:
-        """The share of true labels that a rule gets right, from 1, ½ or 0 (n,) for each private label it agrees with.
+    def share(self, agrees: np.ndarray, groups: np.ndarray | None = None) -> Estimate:
+        """The share of true labels that a rule gets right, as `true_share`.
 
         Σ f(a − (1 − α))/Σ f², f = 2α − 1: the unbiased estimate of least variance at a share of ½, whatever the mix.
         The 95 % interval holds the shares p with |estimate − p| <= 1.96 sd(p), as Wilson's, and the estimate.
@@ -89,14 +89,17 @@ class LevelledNoise:
 
         agrees = np.asarray(agrees, np.float64)
         total = float(np.square(self.factor).sum())
-        share = float((self.factor * (agrees - self.flip_prob)).sum()) / total
-        # sd(p)² = Σ f² P(1 − P)/(Σ f²)² at P = 1 − α + f p, which is a + b (p − p²)
-        a = float((self.factor**2 * self.flip_prob * (1.0 - self.flip_prob)).sum()) / total**2
-        b = float((self.factor**4).sum()) / total**2
+        signals = self.factor * (agrees - self.flip_prob)
+        share = float(signals.sum()) / total
+        count = independent_labels(signals - self.factor**2 * share, groups)
+        # sd(p)² = Σ f² P(1 − P)/(Σ f²)² at P = 1 − α + f p, which is a + b (p − p²), times the design effect
+        effect = len(agrees) / count
+        a = effect * float((self.factor**2 * self.flip_prob * (1.0 - self.flip_prob)).sum()) / total**2
+        b = effect * float((self.factor**4).sum()) / total**2
         size = 1.0 + Z_SQUARED * b
         middle = (share + Z_SQUARED * b / 2.0) / size
         half = math.sqrt(max(0.0, middle**2 - (share**2 - Z_SQUARED * a) / size))
-        return Estimate(share, min(share, middle - half), max(share, middle + half), len(agrees))
+        return Estimate(share, min(share, middle - half), max(share, middle + half), count)
 
     def as_json(self) -> dict[str, Any]:
         """The keys of files: those of the largest level, and how many labels each level has."""
@@ -136,13 +139,39 @@ def joined(one: LabelNoise | LevelledNoise, other: LabelNoise | LevelledNoise) -
     return one
 
 
-def true_share(agrees: np.ndarray, noise: LabelNoise | LevelledNoise) -> Estimate:
-    """The share of true labels that a rule gets right, from 1, ½ or 0 (n,) for each private label it agrees with."""
+def group_numbers(keys: Iterable[Hashable]) -> np.ndarray:
+    """(n,) int64: the same number for equal keys."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+
+
+def independent_labels(errors: np.ndarray, groups: np.ndarray | None) -> int:
+    """The number of independent labels whose mean varies as that of n labels in groups: n over the design effect.
+
+    errors: (n,) of labels around their mean. groups: (n,) `group_numbers` of their prompts; None where all differ.
+    Groups worth fewer than 12 of one size do not tell their variance: the labels of each count as one.
+    """
+    if groups is None or len(sizes := np.unique(groups, return_counts=True)[1]) == len(errors):
+        return len(errors)
+    sums, equal = np.bincount(groups, errors), len(errors) ** 2 / float(sizes @ sizes)
+    if equal < FEWEST or np.allclose(errors, 0.0):
+        return int(equal)
+    effect = float(sums @ sums) / float(errors @ errors) * len(sizes) / (len(sizes) - 1)
+    return int(len(errors) / max(1.0, effect))
+
+
+def true_share(agrees: np.ndarray, noise: LabelNoise | LevelledNoise, groups: np.ndarray | None = None) -> Estimate:
+    """The share of true labels that a rule gets right, from 1, ½ or 0 (n,) for each private label it agrees with.
+
+    groups: as `independent_labels`, whose number the estimate states as n.
+    """
     if isinstance(noise, LevelledNoise):
-        return noise.share(agrees)
+        return noise.share(agrees, groups)
     from private_rlhf.core.stats import wilson
 
-    return noise.debias(wilson(float(np.asarray(agrees, np.float64).sum()), len(agrees)))
+    agrees = np.asarray(agrees, np.float64)
+    wins, count = float(agrees.sum()), independent_labels(agrees - agrees.mean(), groups)
+    return noise.debias(wilson(wins * count / len(agrees), count))
 
 
 def mean_factor(noise: LabelNoise | LevelledNoise) -> float:

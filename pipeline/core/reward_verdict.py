@@ -21,7 +21,7 @@ class RewardVerdict:
     """Attributes:
     estimate: the accuracy on held-out labels, debiased to true labels, with its 95 % interval (unclipped) and n.
     noise: of the labels.
-    share: of the labels that were held out, in (0, 1).
+    share: n by all labels, in (0, 1): the share held out where each counts as one.
     """
 
     estimate: Mapping[str, Any]
@@ -34,7 +34,7 @@ class RewardVerdict:
         stated = fit.get("validation_accuracy_debiased")
         if not stated:
             return None
-        share = stated["n"] / (stated["n"] + fit["num_pairs"])
+        share = stated["n"] / (fit["validation_pairs"] + fit["num_pairs"])
         return cls(stated, noise_from_json(fit), share)
 
     @property

@@ -18,14 +18,14 @@ BINS = 5
 
 
 def preference_calibration(
-    margin: np.ndarray, noise: LabelNoise | LevelledNoise, bins: int = BINS
+    margin: np.ndarray, noise: LabelNoise | LevelledNoise, groups: np.ndarray | None = None, bins: int = BINS
 ) -> list[dict[str, float]]:
     """Predicted against observed shares of pairs in which the response that r̄ prefers is the preferred one.
 
     margin: (n,) r̄(chosen) − r̄(rejected), `chosen` being what the private label prefers; ties are left out. Pairs are
     grouped by |margin| into `bins` groups. Rows: `predicted`, the mean of sigmoid(|margin|); `observed` with `ci_low`,
-    `ci_high` (95 %), the share whose label agrees, debiased by `noise`, not clipped; and `n`. ValueError: labels that
-    carry nothing.
+    `ci_high` (95 %), the share whose label agrees, debiased by `noise`, not clipped; and `n`; groups: of both, as
+    `independent_labels`. ValueError: labels that carry nothing.
     """
     known_noise(noise, allow_zero=False)
     margin = np.asarray(margin, dtype=np.float64)
@@ -35,7 +35,7 @@ def preference_calibration(
         if not len(places):
             continue
         group = margin[places]
-        share = true_share(group > 0, rows_of(noise, places))
+        share = true_share(group > 0, rows_of(noise, places), None if groups is None else groups[places])
         predicted = float((1 / (1 + np.exp(-np.abs(group)))).mean())
         facts = share.as_dict()
         rows.append({"predicted": predicted, "observed": facts.pop("value"), **facts})

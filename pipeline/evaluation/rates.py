@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.noise_levels import LevelledNoise, rows_of, true_share
-from private_rlhf.core.stats import Estimate, bootstrap_mean, wilson, win_rate
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.noise_levels import LevelledNoise, group_numbers, rows_of, true_share
+from private_rlhf.core.stats import Estimate, bootstrap_mean, wilson
 from private_rlhf.data.release import ReleasedPair
-from private_rlhf.data.render import Renderer, plain_text
+from private_rlhf.data.render import Renderer, plain_text, prompt_key
 from private_rlhf.privacy.counts import DiscreteLaplace
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from scipy import optimize, special, stats
@@ -179,16 +179,23 @@ def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[l
     return rows
 
 
-def likelihood_win_rate(logprobs: np.ndarray, noise: LabelNoise | LevelledNoise) -> Estimate:
-    """Share of pairs whose chosen answer is likelier; interleaved (2n,) from `pair_rows`. Debiased for z."""
-    return true_share(beats(logprobs[0::2], logprobs[1::2]), noise)
+def prompt_numbers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
+    """(n,) int64: the same number for pairs on one prompt, over which intervals are."""
+    return group_numbers(prompt_key(pair.prompt) for pair in pairs)
+
+
+def likelihood_win_rate(
+    logprobs: np.ndarray, noise: LabelNoise | LevelledNoise, prompts: np.ndarray | None = None
+) -> Estimate:
+    """Share of pairs whose chosen answer is likelier; interleaved (2n,) from `pair_rows`. Debiased for z. prompts: (n,)
+    `prompt_numbers`; None where all differ."""
+    return true_share(beats(logprobs[0::2], logprobs[1::2]), noise, prompts)
 
 
 def longer_answer_baseline(pairs: Sequence[ReleasedPair], noise: LabelNoise | LevelledNoise) -> Estimate:
     """Share of pairs whose chosen answer has more characters, ties half: the trivial rule to print beside any win rate.
     """
-    longer = longer_answers(pairs)
-    return true_share(beats(longer, np.zeros(len(pairs))), noise)
+    return true_share(beats(longer_answers(pairs), np.zeros(len(pairs))), noise, prompt_numbers(pairs))
 
 
 def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
@@ -215,13 +222,13 @@ def win_rate_at_like_length(
     like = like_length(pairs)
     if not like.any():
         return None
-    return likelihood_win_rate(logprobs.reshape(-1, 2)[like].reshape(-1), rows_of(noise, like))
+    return likelihood_win_rate(logprobs.reshape(-1, 2)[like].ravel(), rows_of(noise, like), prompt_numbers(pairs)[like])
 
 
-def prefers_longer(choices: np.ndarray, longer: np.ndarray) -> Estimate:
-    """Share of pairs on which the longer answer is chosen, ½ for a tie of either; both (n,), as from `preferences` and
-    `longer_answers`. No label is read."""
-    return win_rate(choices * longer, np.zeros(len(longer)))
+def prefers_longer(choices: np.ndarray, longer: np.ndarray, prompts: np.ndarray | None = None) -> Estimate:
+    """Share of pairs on which the longer answer is chosen, ½ for a tie of either; all (n,), as from `preferences`,
+    `longer_answers` and `prompt_numbers`. No label is read."""
+    return true_share(beats(choices * longer, np.zeros(len(longer))), PUBLIC, prompts)
 
 
 def write_decisions(folder: Path, choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> None:

@@ -46,6 +46,7 @@ from private_rlhf.evaluation.rates import (
     pair_rows,
     preferences,
     prefers_longer,
+    prompt_numbers,
     win_rate_at_like_length,
     write_decisions,
 )
@@ -246,8 +247,9 @@ def likelihood_metrics(
     """
     metrics = {}
     if logprobs is not None:
-        metrics["likelihood_win_rate"] = likelihood_win_rate(logprobs, noise)
-        metrics["likelihood_prefers_longer"] = prefers_longer(preferences(logprobs), longer_answers(pairs))
+        prompts = prompt_numbers(pairs)
+        metrics["likelihood_win_rate"] = likelihood_win_rate(logprobs, noise, prompts)
+        metrics["likelihood_prefers_longer"] = prefers_longer(preferences(logprobs), longer_answers(pairs), prompts)
         if labelled and (like := win_rate_at_like_length(logprobs, pairs, noise)):
             metrics["likelihood_win_rate_like_length"] = like
     names = ("likelihood_win_rate", "likelihood_win_rate_like_length", "likelihood_prefers_longer")

@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise, share_text
-from private_rlhf.core.noise_levels import LevelledNoise, rows_of, true_share
-from private_rlhf.core.stats import wilson
+from private_rlhf.core.noise import PUBLIC, LabelNoise, share_text
+from private_rlhf.core.noise_levels import LevelledNoise, group_numbers, independent_labels, rows_of, true_share
 from private_rlhf.data.release import ReleasedPair, ReleaseManifest, read_release
 from private_rlhf.data.render import Renderer, left_out, make_renderer, text_count
 from private_rlhf.evaluation.calibration import preference_calibration
-from private_rlhf.evaluation.rates import beats
+from private_rlhf.evaluation.rates import beats, prompt_numbers
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.model_card import CardText, Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
@@ -61,6 +60,7 @@ def run(context: StageContext) -> dict[str, Any]:
     rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long, settings.max_pairs)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
     noise, held_out_noise = noises(release.manifest, rows, (training, validation), accelerator.num_processes)
+    groups = torch.from_numpy(prompt_numbers([rows[i] for i in validation]))
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
     pad = renderer.tokenizer.pad_token_id
@@ -97,7 +97,7 @@ def run(context: StageContext) -> dict[str, Any]:
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = features_of(model, "trained")
-        trained = held_out(model, features.rows(validation), held_out_noise)["validation_log_likelihood"]
+        trained = held_out(model, features.rows(validation), held_out_noise, groups)["validation_log_likelihood"]
         warm_ridge = fit.ridge if settings.head_warmup else None
         more = {"warm_start_ridge": warm_ridge, "trained_head_log_likelihood": trained}
         fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings, held_out_noise)
@@ -105,7 +105,7 @@ def run(context: StageContext) -> dict[str, Any]:
     set_score_weight(result.model, fit.weight)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
-    check = held_out(model, features.rows(validation), held_out_noise)
+    check = held_out(model, features.rows(validation), held_out_noise, groups)
     ridge_judged = settings.mode != "head" and settings.refit_ridge is None
     imitated = recipe.data.demonstrations == "release_preferred"  # the backbone has seen what their labels prefer
     check["validation_after_selection"] = ridge_judged or result.early_stopping is not None or imitated
@@ -183,35 +183,36 @@ def noises(
 
 def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(training, validation) indices without a record id in both. UserError: too few pairs for both."""
-    numbers: dict[str, int] = {}
-    record = torch.tensor([numbers.setdefault(record_id, len(numbers)) for record_id in record_ids])
-    count = max(1, round(len(numbers) * fraction))
-    if len(numbers) - count < 2:
-        raise UserError(
-            f"the released pairs must be enough to fit a reward and hold some out, got {len(numbers)}: bring more"
-        )
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
+    record, total = torch.from_numpy(group_numbers(record_ids)), len(set(record_ids))
+    count = max(1, round(total * fraction))
+    if total - count < 2:
+        raise UserError(f"the released pairs must be enough to fit a reward and hold some out, got {total}: bring more")
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     validation = torch.isin(record, order[:count])
     return (~validation).nonzero()[:, 0], validation.nonzero()[:, 0]
 
 
 @torch.no_grad()
-def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise | LevelledNoise) -> dict[str, Any]:
-    """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
+def held_out(
+    model: RewardModel, features: PairFeatures, noise: LabelNoise | LevelledNoise, groups: torch.Tensor
+) -> dict[str, Any]:
+    """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only. groups: (n,) the
+    `prompt_numbers` of all pairs."""
     chosen = bounded_reward(model.raw_score_of(features.chosen.to(model.weight.device)), model.reward_bound)
     rejected = bounded_reward(model.raw_score_of(features.rejected.to(model.weight.device)), model.reward_bound)
     margin = features.spread.all((chosen - rejected).cpu())
     loss = get_loss("private_likelihood").value(margin, torch.ones_like(margin), noise)
-    wins = float((margin > 0).sum() + 0.5 * (margin == 0).sum())
-    share = wilson(wins, len(margin))
+    prompts = features.spread.all(groups if features.numbers is None else groups[features.numbers]).numpy()
+    agrees = beats(margin.numpy(), np.zeros(len(margin)))
+    count = independent_labels((loss - loss.mean()).numpy(), prompts)
     return {
         "validation_pairs": len(margin),
         "validation_log_likelihood": -float(loss.mean()),
-        "validation_log_likelihood_se": float(loss.std() / math.sqrt(len(margin))) if len(margin) > 1 else None,
+        "validation_log_likelihood_se": float(loss.std() / math.sqrt(count)) if len(margin) > 1 else None,
         "null_log_likelihood": -math.log(2.0),
-        "validation_accuracy_private": share.as_dict(),
-        "validation_accuracy_debiased": true_share(beats(margin.numpy(), np.zeros(len(margin))), noise).as_dict(),
-        "calibration": preference_calibration(margin.numpy(), noise),
+        "validation_accuracy_private": true_share(agrees, PUBLIC, prompts).as_dict(),
+        "validation_accuracy_debiased": true_share(agrees, noise, prompts).as_dict(),
+        "calibration": preference_calibration(margin.numpy(), noise, prompts),
     }
 
 

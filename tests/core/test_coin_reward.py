@@ -38,7 +38,7 @@ def state_accuracy(directory: RunDir, low: float) -> None:
     """What the reward stage says of its held-out labels."""
     accuracy = {"value": 0.56, "ci_low": low, "ci_high": 0.7, "n": 20}
     fit = {"validation_accuracy_debiased": accuracy, **LabelNoise.of(2.0).as_json()}
-    write_json(directory.stage("reward") / "fit.json", fit | {"num_pairs": 180})
+    write_json(directory.stage("reward") / "fit.json", fit | {"validation_pairs": 20, "num_pairs": 180})
 
 
 @pytest.mark.parametrize("aligner", ["ppo", "rloo", "grpo", "gvpo"])

@@ -11,6 +11,7 @@ import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.noise_levels import (
     LevelledNoise,
+    group_numbers,
     joined,
     known_noise,
     mean_factor,
@@ -19,6 +20,7 @@ from private_rlhf.core.noise_levels import (
     true_share,
 )
 from private_rlhf.core.stats import wilson
+from private_rlhf.evaluation.forecast import margin_scale
 from private_rlhf.reward_models.linear import fit_linear
 from private_rlhf.reward_models.losses import LOSSES, fisher_weight
 from private_rlhf.reward_models.ridge import ridge_in_units_of, select_ridge
@@ -109,6 +111,43 @@ def test_the_interval_covers_the_share_in_94_to_96_per_cent(share: float, mix: t
     assert 1880 <= covered <= 1920
     values = np.array([each.value for each in estimates])
     assert abs(values.mean() - share) < 4 * values.std() / math.sqrt(2000)  # false alarm 6e-5
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("pairs", "people"), [(400, 1), (100, 20), (20, 5)])
+def test_the_interval_counts_the_labels_of_one_prompt_by_their_variance(mixed: bool, pairs: int, people: int) -> None:
+    """A rule that is a coin for each pair, about which people agree in 65 %: 1,000 simulations, of which 93.5 % or more
+    cover 1/2. A true coverage of 95 % fails with probability .015 in one case, one of 91 % passes with .003; the seed
+    is fixed. Labels counted as independent cover 67 % at 20 people. A label on each prompt gives the same bits as no
+    prompts.
+    """
+    generator = np.random.default_rng(0)
+    prompts = np.repeat(np.arange(pairs), people)
+    epsilons = generator.choice(LEVELS, pairs * people)
+    noise = LevelledNoise.of(LEVELS, epsilons.tolist()) if mixed else LabelNoise.of(2.0)
+    scale = margin_scale(0.65)
+    covered = 0
+    for _ in range(1000):
+        prefers = 1 / (1 + np.exp(-scale * generator.standard_normal(pairs)))
+        right = generator.random(pairs * people) < np.abs(prefers - generator.integers(0, 2, pairs))[prompts]
+        agrees = right ^ (generator.random(pairs * people) < noise.flip_prob)
+        estimate = true_share(agrees, noise, prompts)
+        covered += estimate.ci_low <= 0.5 <= estimate.ci_high
+        assert people > 1 or estimate == true_share(agrees, noise)
+    assert binom.cdf(934, 1000, 0.95) < 0.02
+    assert 1 - binom.cdf(934, 1000, 0.91) < 0.005
+    assert covered >= 935
+
+
+def test_labels_that_all_agree_or_are_on_few_prompts_count_by_prompt() -> None:
+    """20 of each of 20 prompts; 400 on two; 12 alone and 40 of one more, worth 1.6 prompts of one size."""
+    for agrees, prompts, count in (
+        (np.ones(400), group_numbers([f"prompt {i % 20}" for i in range(400)]), 20),
+        (np.arange(400) % 3 > 0, np.arange(400) % 2, 2),
+        (np.arange(52) % 3 > 0, np.minimum(np.arange(52), 12), 1),
+    ):
+        assert true_share(agrees, LabelNoise.of(4.0), prompts).n == count
+        assert LevelledNoise.of(LEVELS, [1.0] * len(agrees)).share(agrees, prompts).n == count
 
 
 def test_weights_by_information_beat_weights_by_count() -> None:

@@ -15,7 +15,8 @@ def fit(private_share: float, held_out: int, epsilon: float, trained: int = 900)
     """As reward/fit.json states it."""
     noise = LabelNoise.of(epsilon)
     accuracy = noise.debias(wilson(private_share * held_out, held_out)).as_dict()
-    return {"validation_accuracy_debiased": accuracy, **noise.as_json(), "num_pairs": trained}
+    stated = {"validation_accuracy_debiased": accuracy, "validation_pairs": held_out, "num_pairs": trained}
+    return stated | noise.as_json()
 
 
 def verdict(*given: Any) -> RewardVerdict:

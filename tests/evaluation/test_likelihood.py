@@ -85,9 +85,9 @@ def test_mean_logprobs_are_per_token_and_do_not_depend_on_batches() -> None:
 def test_the_longer_answer_counts_characters_and_a_tie_half() -> None:
     pairs = [
         ReleasedPair("p", "aaaa", "b b", "1"),
-        ReleasedPair("p", "aa", "bbb", "2"),
-        ReleasedPair("p", "aa", "bb", "3"),
-        ReleasedPair("p", [{"role": "assistant", "content": "aaaa"}], [{"role": "assistant", "content": "b"}], "4"),
+        ReleasedPair("q", "aa", "bbb", "2"),
+        ReleasedPair("r", "aa", "bb", "3"),
+        ReleasedPair("s", [{"role": "assistant", "content": "aaaa"}], [{"role": "assistant", "content": "b"}], "4"),
     ]
     assert longer_answer_baseline(pairs, PUBLIC) == wilson(2.5, 4)
     assert longer_answer_baseline(pairs, QUARTER).value == pytest.approx((0.625 - 0.25) / 0.5)
@@ -119,7 +119,7 @@ def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:
     found = longer_answer_baseline(pairs, PUBLIC)
     longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
     ties = sum(len(row["chosen"]) == len(row["rejected"]) for row in rows)
-    assert (found.n, longer, ties) == (1000, 591, 5)
+    assert (found.n, longer, ties) == (764, 591, 5), "32 answers to one prompt, of which the longer one wins 28"
     assert found.value == 0.5935
 
 
@@ -127,7 +127,7 @@ def test_a_policy_that_only_prefers_longer_answers_gains_nothing_at_like_length(
     """200 pairs of like length whose label is a coin, 300 others of which the longer answer is chosen in 200."""
     like = [("a" * 10, "b" * 11)] * 100 + [("a" * 11, "b" * 10)] * 100
     other = [("a" * 30, "b" * 10)] * 200 + [("a" * 10, "b" * 30)] * 100
-    pairs = [ReleasedPair("p", *texts, "1") for texts in like + other]
+    pairs = [ReleasedPair(f"p{i}", *texts, "1") for i, texts in enumerate(like + other)]
     assert like_length(pairs).tolist() == [True] * 200 + [False] * 300
     longest = np.array([[len(str(pair.chosen)), len(str(pair.rejected))] for pair in pairs], dtype=float).ravel()
     assert likelihood_win_rate(longest, PUBLIC).value == 0.6

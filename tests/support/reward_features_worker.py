@@ -88,7 +88,7 @@ def fitted(features: PairFeatures, count: int) -> dict[str, torch.Tensor]:
         bonus = head_bonus(fit, features.rows(training), recipe_of(kind).reward, recipe.seed)
         found[kind] = bonus.score(query, query.flip(0)[:, None]).bonus
     model: Any = Backbone(fit.weight)
-    check = held_out(model, features.rows(validation), NOISE)
+    check = held_out(model, features.rows(validation), NOISE, validation // 3)
     names = ("validation_pairs", "validation_log_likelihood", "validation_log_likelihood_se")
     found["check"] = torch.tensor([check[name] for name in names])
     return found
