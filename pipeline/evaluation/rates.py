@@ -134,10 +134,11 @@ def beats_by_truth(rows: list[dict[str, list[float | None]]]) -> np.ndarray | No
 
 @dataclass(frozen=True)
 class GibbsResult:
-    """Per prompt, (n,) float64 each: E[r*], E[r̄], KL in nats and P(win) against one reference answer."""
+    """Per prompt, (n,) float64 each: E[r*], E[r̄], E[r̂], KL in nats and P(win) against one reference answer."""
 
     true_reward: np.ndarray | None
     reward: np.ndarray
+    pessimistic_reward: np.ndarray
     kl: np.ndarray
     win_truth: np.ndarray | None
     win_reward: np.ndarray
@@ -157,6 +158,7 @@ def gibbs_expectations(
     return GibbsResult(
         true_reward=None if true_reward is None else (weights * true_reward).sum(axis=-1),
         reward=(weights * reward).sum(axis=-1),
+        pessimistic_reward=(weights * scores).sum(axis=-1),
         kl=kl_from_uniform(weights),
         win_truth=None
         if true_reward is None or baseline_truth is None

@@ -187,14 +187,15 @@ class Summary:
         expected: GibbsResult | None = None,
     ) -> dict[str, Any]:
         """Means with intervals over prompts: lengths and n-grams of the answers `shown`, rewards of those `scored`, KL
-        (n,); expected: has r̄ and r* in their place.
+        (n,); expected: has r̄, r̂ and r* in their place.
         """
         flat = [answer for group in shown for answer in group]
         truth = self._truth(scored) if expected is None else expected.true_reward
+        pessimistic = per_prompt(scored, "pessimistic_reward") if expected is None else expected.pessimistic_reward
         metrics: dict[str, Any] = {
             **self._mean("kl", kl),
             **self._mean("reward", per_prompt(scored, "reward") if expected is None else expected.reward),
-            **self._mean("pessimistic_reward", per_prompt(scored, "pessimistic_reward")),
+            **self._mean("pessimistic_reward", pessimistic),
             "response_tokens": float(np.mean([answer.tokens for answer in flat])),
             "distinct_1": distinct_n([answer.text for answer in flat], 1),
             "distinct_2": distinct_n([answer.text for answer in flat], 2),

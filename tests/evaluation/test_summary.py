@@ -64,6 +64,7 @@ def test_the_yardstick_is_the_closed_form() -> None:
     assert metrics is not None
     reward, kl = gibbs_value(2.0)
     assert metrics["true_reward"] == pytest.approx(reward)
+    assert (metrics["reward"], metrics["pessimistic_reward"]) == pytest.approx((reward + 1, reward))
     assert metrics["kl"] == pytest.approx(kl)
     assert metrics["objective"] == pytest.approx(reward - 2.0 * kl)
     share = reward / 4
