@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from private_rlhf.recipe import EvaluateConfig, JudgeSettings
 from tqdm import tqdm
 
 MAX_PROMPT_TOKENS = 1024
+ANSWERS, VERDICTS = "answers-*.jsonl", "verdicts.jsonl"
 BATCH = 32
 """Answers decoded, and kept, together: what a kill may cost a process."""
 Connect = Callable[[Any, Renderer], Callable[..., list[list[int]]]]
@@ -68,13 +68,11 @@ def compare(
     """
     world = join_world()
     policy, reference = check_checkpoint(policy, "--policy"), check_checkpoint(reference, "--reference")
-    if output is not None:
-        check_output(output)
+    partial = None if output is None else check_output(output)
     every_prompt, both = load_prompts(prompts)[:limit], (policy, reference)
     max_response_tokens = max_response_tokens or read_rendering(policy).max_response_tokens
     renderers = [renderer_of(path, max_response_tokens, system_prompt, max_prompt_tokens) for path in both]
-    partial = None if output is None else output.with_name(f"{output.name}.partial")
-    log = None if partial is None else partial / "verdicts.jsonl"
+    log = None if partial is None else partial / VERDICTS
     names = ("--judge rm:", "--judge-public")
     referee = make_judge(judge, renderers[0], torch.device(device_type()), names, log=log, own_host=True)
     fitting = fitting_both(every_prompt, renderers)
@@ -96,7 +94,7 @@ def compare(
     longer = [len(a.split()) - len(b.split()) for a, b in zip(answers, references, strict=True)]
     truth = truth_judge().compare(fitting, answers, references) if prompts == "embedded" and judge is not None else None
     rates = judged_rates(rows, longer, seed, None if truth is None else np.array([row["outcome"] for row in truth]))
-    if output is not None:
+    if output is not None and partial is not None:
         result = {
             "judge": referee.facts,
             **rates,
@@ -106,7 +104,10 @@ def compare(
             "pairs": judged_pairs(fitting, answers, references, rows),
         }
         atomic.write_json(output, result)
-        shutil.rmtree(str(partial), ignore_errors=True)
+        with suppress(OSError):
+            for path in (partial / VERDICTS, *partial.glob(ANSWERS)):
+                path.unlink(missing_ok=True)
+            partial.rmdir()
     return rates_line(rates, len(rows))
 
 
@@ -179,7 +180,7 @@ def shared_answers(
 
 def kept_answers(partial: Path, of: str) -> dict[int, str]:
     """By the number of its prompt, each answer of this description that lies in a folder."""
-    rows = (row for path in partial.glob("answers-*.jsonl") for row in read_rows(path))
+    rows = (row for path in partial.glob(ANSWERS) for row in read_rows(path))
     return {row["prompt"]: row["answer"] for row in rows if row.get("of") == of}
 
 
@@ -196,11 +197,16 @@ def renderer_of(
     return Renderer(load_tokenizer(checkpoint), max_prompt_tokens, limit, system, rendering.chat_template_kwargs)
 
 
-def check_output(path: Path) -> None:
-    """Refuses an output file that could not be written, before the work rather than after it."""
+def check_output(path: Path) -> Path:
+    """The folder of an output file's answers and replies. UserError, before the work rather than after it, for a file
+    that could not be written and for a folder that holds other files."""
     parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
     if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"--output must be a file that can be written, got {path}: choose another")
+    partial = path.with_name(f"{path.name}.partial")
+    if others := [each.name for each in partial.glob("*") if each.name != VERDICTS and not each.match(ANSWERS)]:
+        raise UserError(f"{partial} must hold answers and verdicts only, got {others[0]}: choose another --output")
+    return partial
 
 
 def load_prompts(source: str) -> list[Prompt]:

@@ -114,6 +114,16 @@ def test_a_judge_that_fails_costs_no_answer_and_no_verdict(
         assert run(models, prompts, judge=judge) == ("no win rate: 4 of 4 pairs left out, their verdicts were unclear")
 
 
+def test_a_folder_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
+    theirs = tmp_path / "result.json.partial" / "thesis.tex"
+    theirs.parent.mkdir()
+    theirs.touch()
+    with pytest.raises(UserError, match=r"partial must hold answers and verdicts only, got thesis\.tex: choose"):
+        module.check_output(tmp_path / "result.json")
+    theirs.rename(theirs.with_name("answers-3.jsonl"))
+    assert module.check_output(tmp_path / "result.json") == theirs.parent
+
+
 def test_answers_of_another_model_or_seed_are_not_taken(models: tuple[str, str], prompts: str, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     nobody = JudgeSettings(url="http://127.0.0.1:9/v1", model="m", public=True, allow_http=True, retries=0)
