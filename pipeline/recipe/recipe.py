@@ -116,6 +116,9 @@ class Recipe:
             raise ValueError("privatize.epsilon must be finite with online: set that of each answer")
         if self.privatize.epsilon_column is not None:
             raise ValueError("privatize.epsilon_column goes without online, which reads no column: remove it")
+        for key in ("budget", "max_events_per_person"):
+            if (cap := getattr(self.privatize, key)) is not None:
+                raise ValueError(f"privatize.{key} must be null with online, got {cap}: set person_budget only")
         if online.simulated and not self.data.public_labels:
             raise ValueError(f"online.labeller {online.labeller} is simulated: set data.public_labels: true")
         if not self.data.without_pairs:

@@ -122,6 +122,9 @@ def test_online_asks_a_person_that_often_and_no_more() -> None:
         recipe({"person_budget": 2.0}, online=crowd | {"crowd": {"persons": 9, "most": 2}}, data=public)
     with pytest.raises(UserError, match="truth does not know persons"):
         recipe({"person_budget": 2.0}, online={}, data=public)
+    for key, cap in (("budget", 1.0), ("max_events_per_person", 1)):
+        with pytest.raises(UserError, match=rf"\.{key} must be null with online, got {cap}: set person_budget only"):
+            recipe({"epsilon": 1.0, key: cap, "labeler_column": "who"}, online=crowd, data=public)
 
 
 def test_a_release_holds_everyone_to_it(tmp_path: Path) -> None:
