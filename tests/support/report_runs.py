@@ -151,6 +151,7 @@ def reward_fit(epsilon: float | None, keep: float) -> dict[str, Any]:
         "reward_bound": 8.0,
         "ridge": 10.0,
         "num_pairs": 3900,
+        "validation_pairs": 390,
         "validation_log_likelihood": -0.6421,
         "validation_accuracy_debiased": estimate(0.692, 0.024, 390),
         "ridge_path": [
