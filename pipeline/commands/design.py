@@ -11,7 +11,7 @@ import typer
 from private_rlhf.commands.options import Force
 from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError, print_lines
-from private_rlhf.core.noise import LabelNoise, check_epsilon
+from private_rlhf.core.noise import HARDLY, LabelNoise, bound_of, check_epsilon
 from private_rlhf.core.noise_levels import mean_factor
 from private_rlhf.core.outputs import begins_with, output_file
 from private_rlhf.privacy.mechanism import LevelledResponse
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PAGE, FIGURE = r"# \d+ labels at ε = ", r'<svg [^>]*aria-label="Retained gain'
 STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # ε, and times the labels that are asked about
-HARDLY = 5.0  # ε from which odds may change by a factor of 148 or more
 NOTE = (
     "Median of simulated rewards, 5 % and 95 %. Retained: of the J gain of as many true labels. The policy is the "
     "Gibbs policy of the learnt reward; PPO reaches most of its gain."
@@ -213,10 +212,3 @@ def consent(asked: int, epsilons: Sequence[float]) -> str:
         "For the consent form, where people's own device changes answers: “You will be asked which of two answers you "
         f"prefer, at most {times}. Chance may change your answer before anyone sees it{text}.”"
     )
-
-
-def bound_of(epsilon: float) -> str:
-    """A bound on the factor e^ε in words, rounded up."""
-    if epsilon >= 14:
-        return f"e^{math.ceil(epsilon)}"
-    return f"{math.ceil(10 * math.exp(epsilon)) / 10:,}" if epsilon < HARDLY else f"{math.ceil(math.exp(epsilon)):,}"

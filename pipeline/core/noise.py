@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # it loads scipy
 LEVELS = 1 << 128
 LABEL_RULE = "a label must be -1 or +1: map labels of 0 and 1 with 2*label - 1"
 ROUNDING = 2.0**-50  # two floats that state one probability differ by less
+HARDLY = 5.0  # ε from which odds may change by a factor of 148 or more
 WEAK_EPSILON = 10.0  # from here on at most one label in 22,027 is turned round
 
 
@@ -53,6 +54,13 @@ def is_public(epsilon: float | None) -> bool:
 def epsilon_of(stated: float | None) -> float:
     """The ε that a file states, where null stands for infinity."""
     return math.inf if stated is None else float(stated)
+
+
+def bound_of(epsilon: float) -> str:
+    """A bound on the factor e^ε in words, rounded up."""
+    if epsilon >= 14:
+        return f"e^{math.ceil(epsilon)}"
+    return f"{math.ceil(10 * math.exp(epsilon)) / 10:,}" if epsilon < HARDLY else f"{math.ceil(math.exp(epsilon)):,}"
 
 
 def as_float(value: object) -> float:

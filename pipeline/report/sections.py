@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from private_rlhf.core.noise import clipped, outside, share_text, withheld
+from private_rlhf.core.noise import LabelNoise, bound_of, clipped, outside, share_text, withheld
 from private_rlhf.core.noise_levels import levels_text
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
@@ -196,7 +196,7 @@ def privacy_sentence(status: PrivacyStatus) -> str:
             f" with probability {status.kept}."
         )
     reader = ", for whoever lacks the key and cannot break BLAKE2b" if status.keyed else ""
-    likely = f"at most e^ε = {significant(math.exp(min(status.epsilon, 700.0)), 3)} times as likely under one answer as"
+    likely = f"at most {bound_of(status.epsilon)} times (e^ε, rounded up) as likely under one answer as"
     rest = f" Not private: prompts, responses, and which pairs were labelled. Who must be trusted: {status.trusted}."
     weak = f" Beware: {status.noise.warning}." if status.noise.warning else ""
     by = f" ({status.claim}). By that statement it" if status.claim else ". It"
@@ -311,6 +311,8 @@ _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
     """The reward fit's scalars and estimates, the known ones first; lists and objects are drawn or left out."""
     order = [key for key in dict.fromkeys([*_FIT_LABELS, *fit]) if key in fit and key not in _FIT_DRAWN]
+    if known(fit.get("keep_prob")):
+        fit = {**fit, "keep_prob": LabelNoise.from_json(fit).keep_text(4)}
     facts = {_FIT_LABELS.get(key, key.replace("_", " ").capitalize()): _fact(key, fit[key]) for key in order}
     return [(label, text) for label, text in facts.items() if text]
 
@@ -459,7 +461,7 @@ def closing_lines(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any], 
     if status.private and status.epsilon is not None:
         what = f"each of {events}{origin}"
         how = f"kept with probability {status.kept} and turned round otherwise, before any training"
-        odds = significant(math.exp(min(status.epsilon, 700.0)))
+        odds = bound_of(status.epsilon)
         cost = f"ε = {epsilon_text(status.epsilon)} a label{' at most' if status.levels else ''}: the odds of its two"
         cost += f" values change by a factor of {odds} at most; ε = {card['epsilon_total_per_event']:g} with all"
         cost += " releases under this key"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -92,6 +93,18 @@ def test_the_page_says_when_next_to_nothing_is_protected(epsilon: float, kept: s
     said = sections.privacy_sentence(status)
     assert f"kept with probability {kept} and" in said
     assert f"Beware: at ε = {epsilon:g} nearly every label is released as it is: about one in " in said
+
+
+@pytest.mark.parametrize(("epsilon", "bound"), [(0.2, "1.3"), (10 / 3, "28.1"), (20.0, "e^20")])
+def test_a_bound_on_odds_is_rounded_up(epsilon: float, bound: str) -> None:
+    """e^0.2 = 1.2214 and e^(10/3) = 28.03, which "at most 1.22" and "at most 28" are not."""
+    status = PrivacyStatus(epsilon, LabelNoise.of(epsilon).keep_prob)
+    assert f"at most {bound} times (e^ε, rounded up) as likely" in sections.privacy_sentence(status)
+
+
+def test_the_fit_s_keep_probability_is_1_for_public_labels_only() -> None:
+    shown = [dict(sections.fit_facts(LabelNoise.of(each).as_json()))["α"] for each in (2.0, 10.0, math.inf)]
+    assert shown == ["0.8808", "0.99995", "1"]
 
 
 def test_a_page_claims_what_was_seen_and_charges_what_was_asked() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.core.noise import bound_of
 from private_rlhf.report.run_card import privacy_status, run_card
 from private_rlhf.report.run_facts import RunFacts, read_run
 from private_rlhf.report.sections import closing_lines
@@ -26,7 +27,7 @@ def test_a_private_run_ends_in_six_lines(make_run: Any) -> None:
     assert "synthetic and treated as people's" in lines["protected"]
     epsilon = facts.release["guarantee"]["epsilon"]
     assert lines["cost"].startswith(f"ε = {epsilon:g} a label: the odds of its two values change by a factor of ")
-    assert f"{math.exp(epsilon):.3g}" in lines["cost"]
+    assert f"by a factor of {bound_of(epsilon)} at most" in lines["cost"]
     assert "the reference policy" in lines["policy"]
     assert "runs/x/report/report.html" in lines["report"]
     assert lines["next"].startswith("private-rlhf run --config own_data")
