@@ -39,25 +39,26 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
     """Horizontal bars of win rates with 95 % intervals.
 
     name: unique on the page. rows: (method, label, {"value", "ci_low", "ci_high", "n"}), from top to bottom. baseline:
-    the longer-answer rule on the same pairs; a dashed line.
+    the longer-answer rule on the same pairs; a dashed line. All as the table shows them, within [0, 1].
     """
-    rows = [row for row in rows if drawable(row[2])]
+    rows = [(method, label, clipped(estimate)) for method, label, estimate in rows if drawable(estimate)]
+    rule = clipped(baseline) if drawable(baseline) else None
     if not rows:
         return None
 
     def paint(axes: Axes) -> None:
         for place, (method, _, estimate) in enumerate(rows):
-            value, low, high = (clipped(estimate)[name] for name in ("value", "ci_low", "ci_high"))
+            value, low, high = (estimate[name] for name in ("value", "ci_low", "ci_high"))
             axes.barh(place, value, height=0.56, color=colour_of(method), alpha=0.85, linewidth=0)
             axes.plot([low, high], [place, place], color=INK, linewidth=1.3, solid_capstyle="butt")
             axes.plot([low, high], [place, place], "|", color=INK, markersize=6, markeredgewidth=1.3)
-            _note(axes, percent(estimate["value"]), (high, place), va="center", fontsize=8.5, bbox=_plate(1))
+            _note(axes, percent(value), (high, place), va="center", fontsize=8.5, bbox=_plate(1))
         axes.axvline(0.5, color=MUTED, linewidth=1)
-        if drawable(baseline):
-            axes.axvline(baseline["value"], color=OTHER, linewidth=1.2, dashes=(4, 2))
-            text, style = f"longer answer {percent(baseline['value'])}", {"va": "center", "color": OTHER}
-            _note(axes, text, (baseline["value"], -0.62), (3, 0), fontsize=7.5, bbox=_plate(0.5), **style)
-        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.95 if drawable(baseline) else -0.5))
+        if rule:
+            axes.axvline(rule["value"], color=OTHER, linewidth=1.2, dashes=(4, 2))
+            text, style = f"longer answer {percent(rule['value'])}", {"va": "center", "color": OTHER}
+            _note(axes, text, (rule["value"], -0.62), (3, 0), fontsize=7.5, bbox=_plate(0.5), **style)
+        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.95 if rule else -0.5))
         labels = [label.replace("π_ref", _PI_REF) for _, label, _ in rows]
         axes.set_yticks(range(len(rows)), labels, color=INK, fontsize=8)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
@@ -65,9 +66,9 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
         axes.spines["left"].set_visible(False)
 
     summary = "; ".join(f"{label} {percent(estimate['value'])}" for _, label, estimate in rows)
-    if drawable(baseline):
-        summary += f"; longer answer: {percent(baseline['value'])}"
-    return draw(name, f"Win rates: {summary}", 0.55 + 0.34 * len(rows) + (0.16 if drawable(baseline) else 0), paint)
+    if rule:
+        summary += f"; longer answer: {percent(rule['value'])}"
+    return draw(name, f"Win rates: {summary}", 0.55 + 0.34 * len(rows) + (0.16 if rule else 0), paint)
 
 
 def curves(
