@@ -106,6 +106,7 @@ def run(
     from private_rlhf import runner
     from private_rlhf.core.rundir import RunDir
     from private_rlhf.core.world import declared_world
+    from private_rlhf.recipe.load import all_overrides
 
     planned = planned_world(processes)
     recipe = _recipe(config, data, overrides, accept_reward)
@@ -127,8 +128,8 @@ def run(
         if costs:
             print_lines(NOTE)
         return
-    options = ["--config", str(config), "--run-dir", str(directory.root), *(overrides or [])]
-    launcher = Launcher(processes, [*options, *(["--data", data] if data is not None else [])])
+    options = ["--config", str(config), "--run-dir", str(directory.root)]
+    launcher = Launcher(processes, [*options, *all_overrides(data, overrides, accept_reward)])
     runner.execute(recipe, directory, selection, accept_code, launcher if processes > 1 else None)
     _show(directory)
 
@@ -430,11 +431,9 @@ def _fail(program: str, message: str, code: int) -> int:
 
 def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, accept_reward: bool = False) -> Any:
     from private_rlhf.recipe import Recipe
-    from private_rlhf.recipe.load import load_recipe
+    from private_rlhf.recipe.load import all_overrides, load_recipe
 
-    extra = [f"data.preferences={data}"] if data is not None else []
-    extra += ["reward.accept_coin=true"] if accept_reward else []
-    return load_recipe(Recipe, config, [*extra, *(overrides or [])])
+    return load_recipe(Recipe, config, all_overrides(data, overrides, accept_reward))
 
 
 def _show(run: Any) -> None:

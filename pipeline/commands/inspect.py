@@ -28,14 +28,14 @@ def inspect(
     from private_rlhf.data.declared_columns import Options, parse_labels
     from private_rlhf.data.source_summary import summary_of
     from private_rlhf.recipe import Recipe
-    from private_rlhf.recipe.load import load_recipe
+    from private_rlhf.recipe.load import all_overrides, load_recipe
 
     if config is not None:
         stated = {"--split": split, "--format": shape, "--label-column": label_column, "--labels": labels}
         stated |= {"--labeler-column": labeler_column}
         if surplus := [name for name, value in stated.items() if value is not None]:
             raise UserError(f"inspect --config takes no {surplus[0]}: set section.key=value")
-        recipe = load_recipe(Recipe, config, [f"data.preferences={source}", *(overrides or [])])
+        recipe = load_recipe(Recipe, config, all_overrides(source, overrides))
         lines = [line for summary in _source(recipe).summaries(_renderer(recipe)) for line in summary.lines()]
     else:
         if overrides:

@@ -30,7 +30,7 @@ def plan(
 ) -> None:
     """Estimate the peak memory of every stage; refuse what cannot fit."""
     from private_rlhf.recipe import Recipe
-    from private_rlhf.recipe.load import load_recipe
+    from private_rlhf.recipe.load import all_overrides, load_recipe
 
     if (gpus is None) != (gpu_memory is None):
         raise UserError("--gpus and --gpu-memory go together: give both, or neither for this machine")
@@ -39,8 +39,7 @@ def plan(
     if output is not None:
         written = json_with("recipe", "device", "limit_bytes", "stages")
         output = output_file(output, "--json", rewrites=written, inputs=(config, model_config), force=force)
-    given = [] if data is None else [f"data.preferences={data}"]
-    recipe = load_recipe(Recipe, config, [*given, *(overrides or [])])
+    recipe = load_recipe(Recipe, config, all_overrides(data, overrides))
     recipe.data.check_preferences()
     from private_rlhf.commands.memory import GIB, Machine, estimate, this_machine
     from private_rlhf.core import atomic

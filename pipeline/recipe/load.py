@@ -32,6 +32,12 @@ IF_SET = "no effect while it is null"
 """Marks a key in the same way: runs of before it was added do not run again for its default."""
 
 
+def all_overrides(data: str | None, overrides: Sequence[str] | None, accept_reward: bool = False) -> list[str]:
+    """The options --data and --accept-reward as overrides, then `overrides`. A path is quoted: YAML would cut it."""
+    extra = [] if data is None else ["data.preferences=" + yaml.safe_dump(data, default_style='"')]
+    return [*extra, *(["reward.accept_coin=true"] if accept_reward else []), *(overrides or [])]
+
+
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `tree` with each `section.key=value` applied; values are read as YAML."""
     result = copy.deepcopy(tree)

@@ -96,12 +96,14 @@ def test_doctor_names_what_would_go_wrong(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " — " in line] == ["key", "disk"]
 
 
-def test_print_config_writes_every_key_out(capsys: Capture) -> None:
-    assert main(["print-config", "--config", str(TINY), "--data", "mine.jsonl", "ppo.iterations=7"]) == 0
+@pytest.mark.parametrize("data", ["mine.jsonl", "mine.jsonl #2.jsonl", "my/a: b.jsonl", "2024"])
+def test_print_config_writes_every_key_out(data: str, capsys: Capture) -> None:
+    """A path is taken as it stands."""
+    assert main(["print-config", "--config", str(TINY), "--data", data, "ppo.iterations=7"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["ppo"]["iterations"] == 7
     assert printed["ppo"]["clip_range"] == 0.2
-    assert printed["data"]["preferences"] == "mine.jsonl"
+    assert printed["data"]["preferences"] == data
 
 
 def test_privatize_gives_the_same_bytes_again_and_for_every_format(tmp_path: Path, capsys: Capture) -> None:

@@ -18,6 +18,8 @@ from private_rlhf import launcher
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.launcher import Launcher
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from support.pipeline_runs import TINY, Workspace, read_json
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -97,6 +99,19 @@ def test_stages_that_take_several_processes_are_launched(tmp_path: Path, monkeyp
     assert main(["run", "--processes", "2", "--only", "sft", *options]) == 0  # asked for: it runs again
     assert len(started) == 2
     assert read_json(Path("runs/tiny/sft/manifest.json"))["fingerprint"] == before["fingerprint"]
+
+
+def test_every_option_that_changes_the_recipe_reaches_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("private_rlhf.runner.execute", lambda *parts: given.extend(parts))
+    options = ["--data", "a: b.jsonl #2", "--accept-reward", "seed=7"]
+    assert main(["run", "--config", str(TINY), "--processes", "2", *options]) == 0
+    recipe, started = given[0], given[-1]
+    assert load_recipe(Recipe, TINY, started.options[4:]) == recipe
+    assert (recipe.data.preferences, recipe.reward.accept_coin, recipe.seed) == ("a: b.jsonl #2", True, 7)
 
 
 def test_one_process_needs_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
