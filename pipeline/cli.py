@@ -131,7 +131,8 @@ def run(
     options = ["--config", str(config), "--run-dir", str(directory.root)]
     launcher = Launcher(processes, [*options, *all_overrides(data, overrides, accept_reward)])
     runner.execute(recipe, directory, selection, accept_code, launcher if processes > 1 else None)
-    _show(directory)
+    if "report" in selection.names:
+        _show(directory)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

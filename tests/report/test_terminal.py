@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from private_rlhf.core.noise import bound_of
 from private_rlhf.report.run_card import privacy_status, run_card
 from private_rlhf.report.run_facts import RunFacts, read_run
 from private_rlhf.report.sections import closing_lines
-from support.pipeline_runs import STAGES
+from support.pipeline_runs import STAGES, TINY
 
 
 def lines_of(facts: RunFacts) -> dict[str, str]:
@@ -50,3 +51,16 @@ def test_a_run_that_is_not_private_claims_nothing(make_run: Any) -> None:
     lines = lines_of(read_run(make_run(epsilon=math.inf, name="nonprivate"), STAGES))
     assert lines["protected"].startswith("nothing (NOT PRIVATE: ")
     assert lines["cost"] == "not counted, for no protection is claimed"
+
+
+def test_a_stage_by_itself_says_nothing_of_the_policy_before(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    run.stage("report").mkdir(exist_ok=True)
+    facts = read_run(run, STAGES)
+    (run.stage("report") / "card.json").write_text(json.dumps(run_card(facts, privacy_status(facts))))
+    monkeypatch.setattr("private_rlhf.runner.execute", lambda *given: None)
+    for more, lines in ([], 6), (["--from", "ppo"], 6), (["--only", "privatize"], 0):
+        assert main(["run", "--config", str(TINY), "--run-dir", str(run.root), *more]) == 0
+        assert capsys.readouterr().out.count("\n") == lines
