@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import yaml
 from private_rlhf.core import documents
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, printable
 from private_rlhf.core.world import device_type
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -162,7 +162,7 @@ def dump_yaml(config: Any) -> str:
     """The resolved config as YAML, every key written out."""
     tree = to_tree(config)
     text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-    if yaml.safe_load(text) != tree:  # a control character that YAML folds when it stands as it is
+    if printable(text) != text:  # a character that YAML folds, or `print_lines` escapes, where it stands as it is
         text = yaml.safe_dump(tree, sort_keys=False)
     return text
 

@@ -96,9 +96,9 @@ def test_doctor_names_what_would_go_wrong(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " — " in line] == ["key", "disk"]
 
 
-@pytest.mark.parametrize("data", ["mine.jsonl", "mine.jsonl #2.jsonl", "my/a: b.jsonl", "2024"])
+@pytest.mark.parametrize("data", ["mine.jsonl", "mine.jsonl #2.jsonl", "my/a: b.jsonl", "2024", "a\u200bb 🙂"])
 def test_print_config_writes_every_key_out(data: str, capsys: Capture) -> None:
-    """A path is taken as it stands."""
+    """A path is taken as it stands, and read back from what is printed."""
     assert main(["print-config", "--config", str(TINY), "--data", data, "ppo.iterations=7"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["ppo"]["iterations"] == 7
