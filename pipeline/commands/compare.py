@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +42,7 @@ def compare(
     from private_rlhf.core import atomic
     from private_rlhf.evaluation.runs import compare_runs, utility_by_epsilon
 
-    finished = [read_run(folder) for folder in runs]
+    finished = [replace(read_run(folder), name=name) for folder, name in zip(runs, names_of(runs), strict=True)]
     page = compare_runs(finished)
     print_lines(page)
     if output is not None and figure is not None:
@@ -53,9 +55,17 @@ def compare(
         atomic.write_page(output, page)
 
 
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, or the paths where two runs would have one name; as cells of a table."""
+    paths = [folder.resolve() for folder in folders]
+    names = [path.name for path in paths]
+    names = names if len(set(names)) == len(set(paths)) else [str(folder) for folder in folders]
+    return [name.replace("|", r"\|") for name in names]
+
+
 def read_run(folder: Path) -> Run:
-    """A run whose evaluation is complete. UserError otherwise."""
-    from private_rlhf.core.rundir import RunDir
+    """A run whose evaluation is complete, on the terms that its evaluation states. UserError otherwise."""
+    from private_rlhf.core.rundir import RunDir, read_evaluation
     from private_rlhf.evaluation.runs import Run, read_rows
     from private_rlhf.evaluation.truths import truth_name
     from private_rlhf.recipe import Recipe
@@ -65,14 +75,18 @@ def read_run(folder: Path) -> Run:
     run.require("evaluate")
     recipe = load_recipe(Recipe, run.root / "recipe.yaml")
     rows, reference, judge = read_rows(run.stage("evaluate"))
+    methods = read_evaluation(run)["methods"]
+    method = next(name for name in methods if name not in ("sft", "gibbs"))
+    stated, aligner = methods[method], method.partition("_")[2] or "ppo"
     truth = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts)
     terms = {
         "judge": truth or judge,
-        "kl_coef": f"{recipe.ppo.kl_coef:g}",
+        "kl_coef": f"{stated['kl_coef']:g}",
         "truth": str(truth),
         "sampling": f"temperature {recipe.ppo.temperature:g} and top_p {recipe.ppo.top_p:g}",
     }
-    return Run(folder.name, recipe.privatize.epsilon, recipe.aligner, recipe.seed, reference, terms, rows)
+    epsilon = math.inf if stated["epsilon"] is None else stated["epsilon"]
+    return Run(folder.name, epsilon, aligner, recipe.seed, reference, terms, rows)
 
 
 def sample(

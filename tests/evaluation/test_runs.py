@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from private_rlhf.commands.compare import read_run
+from private_rlhf.commands.compare import names_of, read_run
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.stats import holm
@@ -115,19 +115,22 @@ def test_what_is_measured_on_other_terms_is_not_compared(term: str, value: str, 
 
 
 def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the truth where there is one, else by the outside judge as it is described."""
+    """From the evaluation, not the recipe of a later start; by the truth where there is one, else the outside judge."""
     monkeypatch.setattr(RunDir, "require", lambda *_: None)
     demo = (Path(__file__).parents[2] / "configs" / "demo.yaml").read_text()
     (tmp_path / "recipe.yaml").write_text(demo)
     pair = {"index": 0, "prompt": "p", "policy": "a b", "reference": "a", "true_reward": [2.0, 1.0], "outcome": 0.0}
     (tmp_path / "evaluate").mkdir()
     (tmp_path / "evaluate" / "by_prompt.json").write_text(json.dumps([{"index": 0, "kl": 0.1, "objective_gain": 1.0}]))
+    stated = {"sft": {"epsilon": 0.5, "kl_coef": 0.05}, "private_dpo": {"epsilon": 0.5, "kl_coef": 0.05}}
+    (tmp_path / "evaluate" / "evaluation.json").write_text(json.dumps({"methods": stated}))
     judged = {"reference": {"sha256": "r"}, "judge": {"kind": "chat", "model": "m"}, "pairs": [pair]}
     (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged))
     known = read_run(tmp_path)
     assert known.terms == {
-        "judge": "embedded", "truth": "embedded", "kl_coef": "0.5", "sampling": "temperature 1 and top_p 1"
+        "judge": "embedded", "truth": "embedded", "kl_coef": "0.05", "sampling": "temperature 1 and top_p 1"
     }  # fmt: skip
+    assert (known.epsilon, known.aligner) == (0.5, "dpo")
     assert known.column(['"p"'], "win").tolist() == [1.0]
     judged["pairs"] = [pair | {"true_reward": [None, None]}]
     (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged))
@@ -138,6 +141,17 @@ def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged | {"pairs": [pair, pair]}))
     with pytest.raises(UserError, match="must hold each prompt once"):
         read_run(tmp_path)
+
+
+def test_runs_have_different_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folders, names in (
+        (["a/run", "b/other"], ["run", "other"]),
+        (["a/run", "b/run"], ["a/run", "b/run"]),
+        ([".", "x|y"], [tmp_path.name, r"x\|y"]),
+        (["run", "run"], ["run", "run"]),
+    ):
+        assert names_of([Path(folder) for folder in folders]) == names
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
