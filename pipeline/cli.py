@@ -337,7 +337,8 @@ def evaluate(
         raise UserError(f"--temperature must be a finite number > 0, got {temperature:g}: leave it out for 1")
     if output is not None:
         result = json_with("judge", "policy", "reference", "pairs")
-        output = output_file(output, "--output", rewrites=result, inputs=(policy, reference, prompts), force=force)
+        inputs = (policy, reference, prompts, named.partition(":")[2])
+        output = output_file(output, "--output", rewrites=result, inputs=inputs, force=force)
     from private_rlhf.evaluation.judges import parse_judge
     from private_rlhf.lm.model_folders import check_given
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from private_rlhf.commands.options import Force
@@ -64,8 +64,9 @@ def design(
     if output is not None:
         if output.suffix == ".svg":
             raise UserError(f"--output must be a Markdown page, got {output}: its figure is the .svg beside it")
-        output = output_file(output, "--output", rewrites=begins_with(PAGE), force=force)
-        figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), force=force)
+        allowed: dict[str, Any] = {"inputs": (policy, prompts, pilot), "force": force}
+        output = output_file(output, "--output", rewrites=begins_with(PAGE), **allowed)
+        figure = output_file(output.with_suffix(".svg"), "--output", rewrites=begins_with(FIGURE), **allowed)
     from private_rlhf.core import atomic
     from private_rlhf.data.verify import verify_release
     from private_rlhf.lm.model_folders import check_given

@@ -38,7 +38,7 @@ def plan(
         raise UserError("--sharded needs --gpus and --gpu-memory")
     if output is not None:
         written = json_with("recipe", "device", "limit_bytes", "stages")
-        output = output_file(output, "--json", rewrites=written, inputs=(config, model_config), force=force)
+        output = output_file(output, "--json", rewrites=written, inputs=(config, model_config, data), force=force)
     recipe = load_recipe(Recipe, config, all_overrides(data, overrides))
     recipe.data.check_preferences()
     from private_rlhf.commands.memory import GIB, Machine, estimate, this_machine

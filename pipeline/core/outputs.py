@@ -87,6 +87,7 @@ def output_file(
         return place
     if run is not None:
         raise UserError(f"{option} {path} is a file of the run in {run}, which is not overwritten: choose another file")
+    _check_inputs(place, path, option, inputs, inside=True)
     if force:
         return place
     remedy = "choose another file" if force is None else "choose another file, or add --force"
@@ -149,13 +150,17 @@ def _run_directory(place: Path) -> Path | None:
     return next((folder for folder in place.resolve().parents if (folder / "recipe.yaml").is_file()), None)
 
 
-def _check_inputs(place: Path, path: Path, option: str, inputs: Iterable[str | Path | None]) -> None:
+def _check_inputs(
+    place: Path, path: Path, option: str, inputs: Iterable[str | Path | None], inside: bool = False
+) -> None:
+    """The place is no input and, where `inside`, does not lie in one."""
     for each in inputs:
         if each is None or not str(each):
             continue
         source = Path(each).expanduser()
         try:
             same = place.exists() and source.exists() and place.samefile(source)
+            same |= inside and source.is_dir() and source.resolve() in place.resolve().parents
         except (OSError, ValueError):
             continue
         if same:

@@ -24,6 +24,7 @@ COMMANDS = {
     "label export --answers": (["label", "export", "--store=store"], "store/questions.jsonl"),
     "label export --out": (["label", "export", "--store=store"], "store/questions.jsonl"),
     "plan --json": (["plan", "--config=tiny.yaml", "--no-calibration"], "tiny.yaml"),
+    "design --output": (["design", "--people=9", "--answers=9", "--epsilon=1", "--prompts=raw.jsonl"], "raw.jsonl"),
     "compare --output": (["compare", "run", "run"], "run/metrics.json"),
     "evaluate --output": (
         ["evaluate", "--policy=p", "--reference=p", "--prompts=raw.jsonl", "--judge=truth"],
@@ -38,6 +39,12 @@ COMMANDS = {
     "validate --output": (["validate", "kl_dp"], "raw.jsonl"),
 }
 """By option: the command without it, and what that command reads."""
+FURTHER_INPUTS = {
+    "plan --json": (["--data=raw.jsonl"], "raw.jsonl"),
+    "design --output": (["--policy=checkpoint"], "checkpoint/config.json"),
+    "evaluate --output": (["--judge=rm:checkpoint"], "checkpoint/config.json"),
+}
+"""By option: another input of its command, and a file of it."""
 TARGETS = {
     "key": "k.key",
     "ledger": "k.key.state/ledger.json",
@@ -73,8 +80,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert main(["keygen", "--output=k.key"]) == 0
         assert main(["privatize", "--data=raw.jsonl", "--epsilon=1", "--key=k.key", "--output=rel"]) == 0
         (home / "t.json").write_text(json.dumps(TASKS))
-        for name in ("store", "run", "page"):
+        for name in ("store", "run", "page", "checkpoint"):
             (home / name).mkdir()
+        (home / "checkpoint" / "config.json").write_text("{}")
         (home / "run" / "recipe.yaml").write_text("name: x\n")
         (home / "run" / "metrics.json").write_text("{}")
         (home / "store" / "labeller.json").write_text(json.dumps({"kind": "FileDrop", "epsilon": 1.0}))
@@ -120,10 +128,17 @@ def test_no_output_takes_the_place_of_what_is_kept(
 
 
 @pytest.mark.parametrize("option", COMMANDS)
-def test_no_output_is_an_input(option: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_output_is_an_input(
+    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command, source = COMMANDS[option]
     force = ["--force"] if option.split(" --")[0] in FORCED else []
     refused(folder, [*command, f"--{option.split(' --')[1]}={source}", *force], monkeypatch)
+    if option in FURTHER_INPUTS:
+        more, source = FURTHER_INPUTS[option]
+        capsys.readouterr()
+        refused(folder, [*command, *more, f"--{option.split(' --')[1]}={source}", "--force"], monkeypatch)
+        assert "is an input of this command" in capsys.readouterr().err
 
 
 def test_a_key_goes_into_no_run_and_no_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
