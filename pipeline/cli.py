@@ -319,8 +319,8 @@ def evaluate(
         int | None, typer.Option(min=1, help="Longer prompts are left out and counted; default 1024.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Of both policies, > 0; default 1.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Use the first prompts only.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampling noise; default 0.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first prompts only.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the sampling noise; default 0.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="System message; default: the checkpoints' own.")] = None,
     force: Force = False,
     accept_code: AcceptCode = False,

@@ -19,12 +19,18 @@ def one_way(ctx: typer.Context, config: Path | None, run_dir: Path | None, overr
     if config is not None:
         shared = {"config", "run_dir", "data", "accept_code", "overrides"}
         standalone = [part for part in ctx.command.params if part.name not in shared]
-        surplus = [part.opts[0] for part in standalone if ctx.params[str(part.name)] not in (None, False)]
-        if surplus:
+        if surplus := [part.opts[0] for part in standalone if _is_given(ctx.params[str(part.name)])]:
             raise UserError(f"{command} --config does not take {', '.join(surplus)}: set section.key=value")
-    elif run_dir is not None or overrides:
-        option = "--run-dir" if run_dir is not None else f"'{(overrides or [''])[0]}'"
-        raise UserError(f"{command} without --config does not take {option}: give --config, or leave it out")
+        return
+    stage = {"--run-dir": run_dir, "--accept-code": ctx.params["accept_code"]}
+    stage |= {"--data": ctx.params["data"]} if command == "evaluate" else {}
+    ignored = [*(name for name, value in stage.items() if _is_given(value)), *map(repr, overrides or [])]
+    if ignored:
+        raise UserError(f"{command} without --config does not take {ignored[0]}: give --config, or leave it out")
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False  # 0 is equal to False
 
 
 def all_given(command: str, options: dict[str, Any]) -> list[Any]:

@@ -91,7 +91,7 @@ def option_rows() -> Iterator[Row]:
     yield Row("privatize: an option it lacks", [*privatize(), "--epsilom=3"])
     yield Row("privatize: a setting without a recipe", [*privatize(), "privatize.epsilon=3"])
     yield Row("privatize: --run-dir without a recipe", [*privatize(), "--run-dir=r"])
-    yield Row("privatize: --accept-code without a recipe", [*privatize(epsilon="nan"), "--accept-code"])
+    yield Row("privatize: --accept-code without a recipe", [*privatize(), "--accept-code"], says="--accept-code")
 
 
 def key_rows() -> Iterator[Row]:
@@ -226,6 +226,10 @@ def other_commands() -> Iterator[Row]:
     }  # fmt: skip
     for name, command in wrong.items():
         yield Row(name, command)
+    yield Row("privatize: a recipe and a zero", ["privatize", recipe, "--budget=0"], says="--budget")
+    for more in ("--limit=0", "--limit=-2", "--seed=-3", "--data=good.jsonl", "--accept-code"):
+        command = ["evaluate", "--policy=a", "--reference=b", "--prompts=c", "--judge=truth", more]
+        yield Row(f"evaluate {more}", command, says=more.partition("=")[0])
 
 
 def account_rows() -> Iterator[Row]:
