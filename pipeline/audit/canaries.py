@@ -96,6 +96,8 @@ def plant(
     which none may hold the label. Memory: 24 bytes per row. UserError: count < 1, an output that exists, fewer than
     `count` pairs, or a source that cannot be read.
     """
+    if output.resolve() == truth_file.resolve():
+        raise UserError(f"--truth must be another file than --plant, got {truth_file}: choose another place")
     for path in (output, truth_file):
         if path.exists():
             raise UserError(f"{path}: exists and is not overwritten; choose another place for the planted data")

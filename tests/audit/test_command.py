@@ -39,6 +39,9 @@ def test_canaries_keep_the_person_and_the_epsilon_of_their_rows(tmp_path: Path, 
     assert main([*plant, "who,epsi"]) == 2
     assert "epsi" in capsys.readouterr().err
     assert not planted.exists()
+    assert main([*plant, "who", "--truth", str(planted)]) == 2
+    assert "--truth must be another file than --plant" in capsys.readouterr().err
+    assert not planted.exists()
     assert main([*plant, "who,eps"]) == 0
     kept = [json.loads(line) for line in planted.read_text().splitlines()]
     assert [(row["prompt"], row["who"], row["eps"]) for row in kept] == [(f"prompt {i}", row["who"], row["eps"])
