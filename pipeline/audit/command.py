@@ -21,7 +21,7 @@ from private_rlhf.audit.view import build_view
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError, print_lines
 from private_rlhf.core.noise import check_epsilon, is_public
-from private_rlhf.core.outputs import json_with, output_file
+from private_rlhf.core.outputs import json_with, output_file, run_directory
 from private_rlhf.core.user import another_user
 from private_rlhf.privacy.keys import keygen, named_or_default
 from private_rlhf.privacy.records import is_blank
@@ -122,10 +122,9 @@ def _owner_output(request: Request, raw: str) -> Path:
         output = output_file(Path(raw).with_name(Path(raw).name + ".attacks.json"), "--raw", rewrites=RESULT)
     else:
         raise UserError("--raw must be a file here, or --output FILE must say where the owner's result goes")
-    home = output.resolve()
-    for folder in home.parents:
-        if (folder / "recipe.yaml").is_file() or folder in {target.resolve() for target in request.targets}:
-            raise UserError(f"{output}: lies in {folder}, from where things are released; pass another --output")
+    targets = {target.resolve() for target in request.targets}
+    if folder := run_directory(output) or next((each for each in output.resolve().parents if each in targets), None):
+        raise UserError(f"{output}: lies in {folder}, from where things are released; pass another --output")
     return output
 
 

@@ -74,7 +74,7 @@ def output_file(
     if place.is_dir():
         raise UserError(f"{option} {path} is a folder: name a file in it")
     _check_inputs(place, path, option, inputs)
-    run = _run_directory(place)
+    run = run_directory(place)
     if secret and run is not None:
         raise UserError(f"{option} {path}: lies in {run}, from where things are released: choose another place")
     if not place.exists():
@@ -145,9 +145,10 @@ def _guarded(folder: Path) -> str | None:
     return None
 
 
-def _run_directory(place: Path) -> Path | None:
-    """The run directory that the place lies in."""
-    return next((folder for folder in place.resolve().parents if (folder / "recipe.yaml").is_file()), None)
+def run_directory(place: Path) -> Path | None:
+    """The run directory that the place lies in. A project's own recipe may be called recipe.yaml too."""
+    marks = "recipe.yaml", "environment.json"  # written together, before any stage starts
+    return next((each for each in place.resolve().parents if all((each / name).is_file() for name in marks)), None)
 
 
 def _check_inputs(

@@ -84,7 +84,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             (home / name).mkdir()
         (home / "checkpoint" / "config.json").write_text("{}")
         (home / "run" / "recipe.yaml").write_text("name: x\n")
-        (home / "run" / "metrics.json").write_text("{}")
+        for name in ("environment.json", "metrics.json"):
+            (home / "run" / name).write_text("{}")
         (home / "store" / "labeller.json").write_text(json.dumps({"kind": "FileDrop", "epsilon": 1.0}))
         (home / "store" / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ASKED))
         (home / "store" / "answers.jsonl").write_text('{"id": "e0", "label": 1}\n')
@@ -196,6 +197,13 @@ def test_what_is_no_file_is_no_output(tmp_path: Path) -> None:
         output_folder(tmp_path / "mine", "--output", rewrites=("run.json",))
     (tmp_path / "mine" / "run.json").write_text("{}")
     assert output_folder(tmp_path / "mine", "--output", rewrites=("run.json",)) == tmp_path / "mine"
+
+
+def test_a_project_s_own_recipe_makes_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: mine\n")
+    (tmp_path / "page.md").write_text("my page")
+    assert output_file(tmp_path / "page.md", "--output", force=True) == tmp_path / "page.md"
+    assert output_file(tmp_path / "own.key", "--output", secret=True) == tmp_path / "own.key"
 
 
 def test_force_is_named_where_the_command_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
