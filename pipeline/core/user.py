@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from private_rlhf.core.errors import UserError
+
 
 def user_folder() -> Path:
-    """~/.local/state/private-rlhf, or below $XDG_STATE_HOME where that is set."""
+    """~/.local/state/private-rlhf, or below $XDG_STATE_HOME where that is set. UserError without a home."""
     home = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()) / "private-rlhf"
+    try:
+        return (Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()) / "private-rlhf"
+    except RuntimeError:
+        raise UserError("HOME or XDG_STATE_HOME must name a folder for your keys, got neither: set one") from None
 
 
 def default_key() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.raw_source import RawSource
 from private_rlhf.privacy.keys import keygen
@@ -32,6 +33,18 @@ def test_the_default_key_is_the_same_in_every_folder(tmp_path: Path, monkeypatch
         found.add(raw_source(recipe(), tmp_path / "run").owner_key().path)
         assert list(Path.cwd().iterdir()) == []
     assert found == {tmp_path / "user" / "private-rlhf" / "owner.key"}
+
+
+@pytest.mark.parametrize("command", [["keygen"], ["ledger", "show"]])
+def test_a_user_without_a_home_is_told_what_to_set(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container of an id that no passwd entry names."""
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert main(command) == 2
+    assert capsys.readouterr().err.startswith("private-rlhf: HOME or XDG_STATE_HOME must name a folder for your keys")
 
 
 def test_a_folder_s_own_default_of_before_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
