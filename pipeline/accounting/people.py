@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from private_rlhf.accounting.epsilon_delta import Guarantee, count, guarantee, positive, probability
+from private_rlhf.accounting.epsilon_delta import Guarantee, OutsideAssumptions, count, guarantee, positive, probability
 from private_rlhf.privacy.person import epsilon_each, information, person_epsilon, split_budget
 
 LARGEST_EXACT = 20_000
@@ -71,13 +71,15 @@ def person(budget: float, questions: int, target_delta: float = 1e-6) -> Guarant
     count("questions", questions)
     probability("target_delta", target_delta)
     answers, epsilon = split_budget(budget, questions)
+    if not (best := information(budget, answers)):
+        raise OutsideAssumptions("budget", f"must carry information, got {budget!r}; pass a larger number")
     shown = {scale * 10**power for power in range(len(str(questions))) for scale in (1, 2, 3, 5)}
     shown |= {*range(1, min(questions, 20) + 1), answers - 1, answers, answers + 1, questions}
     table: list[dict[str, Any]] = [
         {
             "answers": number,
             "epsilon": epsilon_each(budget, number),
-            "information": information(budget, number) / information(budget, answers),
+            "information": information(budget, number) / best,
             "epsilon_at_delta": _exact([(epsilon_each(budget, number), number)], target_delta),
         }
         for number in sorted(shown) if 1 <= number <= questions

@@ -43,7 +43,7 @@ def design(
     mix: Annotated[str | None, typer.Option("--mix", help="Share of people by ε of an answer: 0.5:0.3,2:0.7")] = None,
     agreement: Annotated[float | None, typer.Option("--agreement", help="How often two people agree (0.65).")] = None,
     pilot: Annotated[Path | None, typer.Option("--pilot", help="A release, to estimate --agreement from.")] = None,
-    kl_coef: Annotated[float, typer.Option("--kl-coef", min=1e-3, help="Of J.")] = 0.5,
+    kl_coef: Annotated[float, typer.Option("--kl-coef", min=1e-3, max=1e6, help="Of J.")] = 0.5,
     policy: Annotated[
         str | None, typer.Option("--policy", help="Checkpoint whose answers are compared; without: normal features.")
     ] = None,

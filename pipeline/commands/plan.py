@@ -18,7 +18,7 @@ def plan(
     run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="Preferences (data.preferences).")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Plan for that many GPUs.")] = None,
-    gpu_memory: Annotated[float | None, typer.Option("--gpu-memory", min=0.1, help="GiB of each of them.")] = None,
+    gpu_memory: Annotated[float | None, typer.Option("--gpu-memory", min=0.1, max=1e6, help="GiB of each.")] = None,
     sharded: Annotated[bool, typer.Option("--sharded", help="Weights are split over the GPUs (FSDP2).")] = False,
     model_config: Annotated[Path | None, typer.Option("--model-config", help="config.json of another model.")] = None,
     _calibrate: Annotated[

@@ -238,6 +238,11 @@ def parse_labels(text: str) -> tuple[Label, Label]:
     return values[0], values[1]
 
 
+def _check_fields(*names: str) -> None:
+    if len(set(names)) < len(names) or "error" in names or "line" in names:
+        raise UserError(f"the fields {', '.join(names)} must be different and none 'error' or 'line': give each once")
+
+
 @dataclass(frozen=True)
 class LabelFilter:
     """Answers lines. keep: further fields to pass through; all others are dropped."""
@@ -251,11 +256,7 @@ class LabelFilter:
 
     def __post_init__(self) -> None:
         keep_threshold(self.epsilon)
-        names = (self.id_field, self.label_field, *self.keep)
-        if len(set(names)) < len(names) or "error" in names or "line" in names:
-            raise UserError(
-                f"the fields {', '.join(names)} must be different and none 'error' or 'line': give each field once"
-            )
+        _check_fields(self.id_field, self.label_field, *self.keep)
 
     def serve(self, read: Callable[[], bytes], write: Callable[[bytes], None]) -> int:
         """Answers every line until `read` gives b""; returns how many lines were refused.
@@ -348,10 +349,11 @@ def filter_stdin(
     """
     keep_threshold(epsilon)
     pair = parse_labels(labels)
+    fields = tuple(name for name in keep.split(",") if name)
+    _check_fields(id_field, label_field, *fields)
     draws = DrawStore(store, pair)
     if draws.created:
         print(_printable(f"new store {store}: keep it, events in it are never drawn again"), file=sys.stderr)
-    fields = tuple(name for name in keep.split(",") if name)
     try:
         refused = LabelFilter(draws, epsilon, pair, id_field, label_field, fields).serve(
             lambda: os.read(0, _CHUNK_BYTES), _write_all
