@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ import typer
 from private_rlhf.commands.options import Force
 from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError, print_lines
+from private_rlhf.core.noise import epsilon_of
 from private_rlhf.core.outputs import begins_with, output_file
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def read_run(folder: Path) -> Run:
         "truth": str(truth),
         "sampling": f"temperature {recipe.ppo.temperature:g} and top_p {recipe.ppo.top_p:g}",
     }
-    epsilon = math.inf if stated["epsilon"] is None else stated["epsilon"]
-    return Run(folder.name, epsilon, aligner, recipe.seed, reference, terms, rows)
+    return Run(folder.name, epsilon_of(stated["epsilon"]), aligner, recipe.seed, reference, terms, rows)
 
 
 def sample(
