@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from private_rlhf.cli import main
 from private_rlhf.core.noise import bound_of
 from private_rlhf.report.run_card import privacy_status, run_card
 from private_rlhf.report.run_facts import RunFacts, read_run
