@@ -35,13 +35,15 @@ def extract_features(
     together: weights are split, so every process takes part; N may be 0 then. Not with `keep`.
     """
     sharing = model.sharing
-    bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
     parts = _parts(list(turns(batches(rows, sharing, batch_size), device, together)))
-    finished = []
+    bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
+    finished, order = [], []
     for number, part in enumerate(parts):
         path = keep / f"features-{number:05d}.safetensors" if keep else None
-        if path is not None and path.is_file():
-            finished.append(load_file(path)["features"])
+        order.append(torch.tensor([index for indices in part for index in indices], dtype=torch.long))
+        stored = load_file(path) if path is not None and path.is_file() else {}
+        if "indices" in stored and torch.equal(stored["indices"], order[-1]):  # batches differ by device and kernels
+            finished.append(stored["features"])
             bar.update(len(finished[-1]))
             continue
         features = []
@@ -53,12 +55,9 @@ def extract_features(
         finished.append(torch.cat(features))
         if path is not None:
             with atomic.new_file(path) as temporary:
-                save_file({"features": finished[-1]}, temporary)
+                save_file({"features": finished[-1], "indices": order[-1]}, temporary)
     bar.close()
-    result = torch.empty_like(torch.cat(finished))
-    order = [index for part in parts for indices in part for index in indices]
-    result[torch.tensor(order, dtype=torch.long)] = torch.cat(finished)
-    return result
+    return torch.cat(finished)[torch.cat(order).argsort()]
 
 
 def _parts(groups: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

@@ -9,6 +9,7 @@ import torch
 from private_rlhf.lm import features
 from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.rows import Rows, make_rows
+from safetensors.torch import save_file
 
 CPU = torch.device("cpu")
 
@@ -61,6 +62,21 @@ def test_finished_parts_are_not_computed_again(tmp_path: Path, monkeypatch: pyte
     none = Counting()
     assert torch.equal(extract_features(none, rows, pad_token_id=0, batch_size=8, device=CPU, keep=keep), whole)
     assert none.seen == 0
+
+
+def test_parts_of_other_batches_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches depend on kernels and device; an earlier program kept no row numbers."""
+    monkeypatch.setattr(features, "PART", 20)
+    rows = texts(50)
+    for batch_size in (8, 7):
+        again = extract_features(Counting(), rows, pad_token_id=0, batch_size=batch_size, device=CPU, keep=tmp_path)
+        assert torch.equal(again, expected(rows))
+    save_file({"features": torch.zeros(21, 3)}, tmp_path / "features-00001.safetensors")
+    last = Counting()
+    assert torch.equal(
+        extract_features(last, rows, pad_token_id=0, batch_size=7, device=CPU, keep=tmp_path), expected(rows)
+    )
+    assert last.seen == 21
 
 
 @torch.no_grad()
