@@ -36,12 +36,12 @@ _MARGIN_SCALES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.2, 2.0, 4.0, 8.0)
 @dataclass(frozen=True)
 class RidgeSelection:
     """The cross-validation table, ridges in falling order: `held_out_loss` (m,), mean nats per pair, and
-    `paired_standard_error` (m,) of the per-pair difference to the best ridge."""
+    `paired_standard_error` (m,) of the per-pair difference to the best ridge; None where one pair judges."""
 
     ridge: float
     ridges: tuple[float, ...]
     held_out_loss: tuple[float, ...]
-    paired_standard_error: tuple[float, ...]
+    paired_standard_error: tuple[float | None, ...]
 
 
 def ridge_from_margin_scale(margin_scale: float, num_components: int) -> float:
@@ -104,8 +104,8 @@ def select_ridge(
     losses = spread.all(losses[:, folds >= 0].T.contiguous()).T
     means = spread.first(losses.mean(1))
     best = int(means.argmin())
-    errors = (losses - losses[best]).std(1) / losses.shape[1] ** 0.5
-    return RidgeSelection(grid[best], grid, tuple(means.tolist()), tuple(errors.tolist()))
+    errors = ((losses - losses[best]).std(1) / len(judges) ** 0.5).tolist() if len(judges) > 1 else [None] * len(grid)
+    return RidgeSelection(grid[best], grid, tuple(means.tolist()), tuple(errors))
 
 
 def evidence_ridges(num_components: int) -> tuple[float, ...]:

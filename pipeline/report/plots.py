@@ -187,9 +187,9 @@ def coverage(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
     return draw(name, "Coverage of the true reward by the uncertainty", PANEL_HEIGHT, paint)
 
 
-def ridge_path(name: str, path: Sequence[Sequence[float]], chosen: Any) -> Markup | None:
+def ridge_path(name: str, path: Sequence[Sequence[float | None]], chosen: Any) -> Markup | None:
     """Held-out private log-likelihood per pair against the ridge λ, and the λ in use; band: third column."""
-    points = np.array([row[:3] if len(row) > 2 else [*row, 0.0] for row in path if known(row[0]) and known(row[1])])
+    points = np.array([[*row[:2], (*row, None)[2] or 0.0] for row in path if known(row[0]) and known(row[1])])
     if len(points) < 2:
         return None
 

@@ -165,6 +165,7 @@ def test_frontier_without_a_reference_or_history_is_none() -> None:
     assert plots.curves("l", [{"loss": None}], [("loss", "loss", plots.POLICY)], "nats") is None
     assert plots.stage_times("t", {}, {}) is None
     assert plots.ridge_path("r", [[1.0, -0.5, 0.1]], 1.0) is None
+    assert plots.ridge_path("r", [[1.0, -0.5, None], [10.0, -0.6, None]], 1.0) is not None
 
 
 def test_a_drawing_ignores_the_users_settings() -> None:

@@ -225,6 +225,8 @@ def test_pairs_that_are_always_learnt_from_judge_no_ridge() -> None:
         fit = fit_linear(phi_a[:60], phi_b[:60], label[:60], 1.0, ridge=ridge)
         held_out = private_likelihood_loss(fit.margin(phi_a[60:], phi_b[60:]), label[60:], 1.0)
         assert loss == pytest.approx(float(held_out.mean()), rel=1e-5)
+    one = select_ridge(phi_a, phi_b, label, 1.0, ridges=[1.0, 10.0], folds=torch.where(torch.arange(90) < 89, -1, 0))
+    assert one.paired_standard_error == (None, None)  # of one pair nothing spreads
     for wrong in (folds[1:], folds - 1):
         with pytest.raises(ValueError, match="folds must be one number for each of 90 pairs, and some must be held"):
             select_ridge(phi_a, phi_b, label, 1.0, folds=wrong)
