@@ -149,7 +149,7 @@ def draw(
         fitting = checkpoints.fitting_both(checkpoints.load_prompts(prompts), [renderer])
         drawn = sampler.draw(fitting[:: max(1, len(fitting) // 200)][:200], 8, candidate_key(0, "design"))
     else:
-        drawn = Candidates([], [], texts, texts)
+        drawn = Candidates([], [], [], texts, texts)
     basis = candidate_basis(drawn, None, 1)
     if release is None:
         return Answers(basis.coordinates(drawn.features)), []

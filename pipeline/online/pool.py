@@ -35,11 +35,13 @@ COMPONENTS = 128
 
 @dataclass(frozen=True)
 class Candidates:
-    """Of M prompts N answers each: `texts` M lists of N, `features` (M, N, d) float32 last-token features, and
-    log_ratio (M, N) float32, log π_ref/π of the policy π that gave them, nats; 0 where that is π_ref."""
+    """Of M prompts N answers each: `texts` M lists of N, `tokens` as drawn, `features` (M, N, d) float32 last-token
+    features of the texts, and log_ratio (M, N) float32, log π_ref/π of the policy π that drew the tokens, nats; 0 where
+    that is π_ref."""
 
     prompts: list[Prompt]
     texts: list[list[str]]
+    tokens: list[list[list[int]]]
     features: torch.Tensor
     log_ratio: torch.Tensor
 
@@ -64,24 +66,23 @@ class CandidateSampler:
         """`count` answers of the policy to each prompt. key: noise key of answer k to prompt i; equal keys give equal
         answers, however prompts are spread over processes."""
         renderer, policy = self.renderer, self.policy
-        ids = [renderer.prompt_ids(prompt) for prompt in prompts]
+        ids = [renderer.prompt_ids(prompt) for prompt in prompts for _ in range(count)]
         engine = self.engine or TransformersEngine(None, renderer.tokenizer, self.batch_size)
         rows = engine.draw(
             policy,
-            [each for each in ids for _ in range(count)],
+            ids,
             [key(i, k) for i in range(len(prompts)) for k in range(count)],
             Sampling(renderer.max_response_tokens),
             at_reference=self.reference is None,
             progress="candidates" if self.progress else None,
         )
         flat = [renderer.text(row) for row in rows]
-        texts = [flat[start : start + count] for start in range(0, len(flat), count)]
-        pairs = [(prompt, renderer.response_ids(text)) for prompt, row in zip(ids, texts, strict=True) for text in row]
-        label = "their features" if self.progress else None
-        features = self.features([prompt + response for prompt, response in pairs], label)
-        shape = (len(texts), count)
-        log_ratio = self._log_ratio(pairs).reshape(shape)
-        return Candidates(list(prompts), texts, features.reshape(*shape, -1), log_ratio)
+        whole = [prompt + renderer.response_ids(text) for prompt, text in zip(ids, flat, strict=True)]
+        features = self.features(whole, "their features" if self.progress else None).unflatten(0, (-1, count))
+        log_ratio = self._log_ratio(list(zip(ids, rows, strict=True))).unflatten(0, (-1, count))
+        starts = range(0, len(rows), count)
+        texts, tokens = [flat[i : i + count] for i in starts], [rows[i : i + count] for i in starts]
+        return Candidates(list(prompts), texts, tokens, features, log_ratio)
 
     def features(self, rows: Sequence[list[int]], progress: str | None = None) -> torch.Tensor:
         """(n, d) float32 last-token features of whole texts as token ids. progress: label of a bar."""
@@ -226,7 +227,7 @@ def draw_blocks(
         drawn = sampler.draw(block, count, lambda i, k, start=start: key(start + i, k))  # type: ignore[misc]
         with atomic.new_file(path) as temporary:
             tensors = {"features": drawn.features, "log_ratio": drawn.log_ratio}
-            save_file(tensors, temporary, {"texts": json.dumps(drawn.texts)})
+            save_file(tensors, temporary, {"texts": json.dumps(drawn.texts), "tokens": json.dumps(drawn.tokens)})
 
 
 def block_path(keep: Path, start: int) -> Path:
@@ -234,16 +235,19 @@ def block_path(keep: Path, start: int) -> Path:
     return keep.with_name(f"{keep.name}-{start // BLOCK:04d}.safetensors")
 
 
-def load_blocks(prompts: list[Prompt], keep: Path) -> Candidates:
-    """The candidates that all processes drew."""
+def load_blocks(prompts: list[Prompt], keep: Path, renderer: Renderer) -> Candidates:
+    """The candidates that all processes drew; of a block of an earlier program the tokens are those of its texts."""
     texts: list[list[str]] = []
+    tokens: list[list[list[int]]] = []
     features, log_ratio = [], []
     for start in range(0, len(prompts), BLOCK):
         with safe_open(block_path(keep, start), "pt") as file:
-            texts += json.loads(file.metadata()["texts"])
+            stored = {name: json.loads(value) for name, value in file.metadata().items()}
+            texts += stored["texts"]
+            tokens += stored.get("tokens") or [[renderer.response_ids(each) for each in row] for row in stored["texts"]]
             features.append(file.get_tensor("features"))
             log_ratio.append(file.get_tensor("log_ratio"))
-    return Candidates(prompts, texts, torch.cat(features), torch.cat(log_ratio))
+    return Candidates(prompts, texts, tokens, torch.cat(features), torch.cat(log_ratio))
 
 
 def candidate_basis(drawn: Candidates, components: int | None, blocks: int) -> FeatureBasis:

@@ -82,7 +82,7 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     if not accelerator.is_main_process:
         return {}
-    drawn = load_blocks(prompts, train)
+    drawn = load_blocks(prompts, train, sampler.renderer)
     keep_candidates(context, drawn, sampler.renderer)
     basis = candidate_basis(drawn, recipe.reward.num_components, recipe.reward.feature_blocks)
     pool = make_pool(drawn, basis, settings.simulated)
@@ -93,7 +93,7 @@ def run(context: StageContext) -> dict[str, Any]:
     learner = Learner(pool.x.shape[-1], noise, reward.reward_bound, recipe.ppo.kl_coef, reward.loss)
     interview = Interview(labeller, context.folder / "rounds", f"{recipe.name}-{recipe.seed}-{runs}")
     if previous is None:
-        tests = make_pool(load_blocks(held_out, evaluation), basis, settings.simulated)
+        tests = make_pool(load_blocks(held_out, evaluation, sampler.renderer), basis, settings.simulated)
         (checked, pairs), answered = ask_held_out(interview, tests, pool, settings), []
     else:
         checked, before = (answered_pairs(previous.answers(part), sampler, basis) for part in ("evaluation", "release"))
@@ -173,9 +173,8 @@ def keep_candidates(context: StageContext, drawn: Candidates, renderer: Renderer
     """Write the candidates to online/replay, where they are draws of π_ref; the main process does."""
     if previous_run(context.recipe) is not None:
         return
-    prompts = [renderer.prompt_ids(prompt) for prompt, texts in zip(drawn.prompts, drawn.texts, strict=True)
-               for _ in texts]  # fmt: skip
-    responses = [renderer.response_ids(text) for texts in drawn.texts for text in texts]
+    pairs = zip(map(renderer.prompt_ids, drawn.prompts), drawn.tokens, strict=True)
+    prompts, responses = zip(*((prompt, row) for prompt, answers in pairs for row in answers), strict=True)
     replay = replay_of(context, "online", World(0, 1))
     replay.restart(0)
     replay.write("online", 0, Answers.unscored(prompts, responses, 0))

@@ -132,7 +132,7 @@ def test_a_learner_reads_each_answer_at_its_own_epsilon() -> None:
 def test_held_out_answers_are_debiased_each_at_its_own_epsilon() -> None:
     one, other, z, noise = answers_at([0.5, 4.0, 0.5, 4.0])
     checked, held = AnsweredPairs([], one, other, z, noise), posterior()
-    pool = Pool(Candidates([], [], one, one), one, None)
+    pool = Pool(Candidates([], [], [], one, one), one, None)
     row = measure(held, 4, pool, checked)["held_out_accuracy_debiased"]
     agrees = (((held.reward(one) - held.reward(other)) * z) > 0).double()
     keep = torch.sigmoid(torch.tensor([0.5, 4.0, 0.5, 4.0], dtype=torch.float64))

@@ -83,6 +83,7 @@ def test_a_whole_run_from_questions_to_the_report(online_run: Path) -> None:
     assert len(held_out) == len(found["evaluation.json"]["questions"])
     stored = Answers.load([online_run / "online" / "replay" / "online-00000-0-of-1.safetensors"])
     assert len(stored) > len(release)
+    assert max(map(len, stored.responses)) == 12, "no end of turn behind an answer that was cut"
     assert len(stored.learnable) == 0  # no reward was fitted yet
     history = read_json(online_run / "online" / "history.json")
     assert [row["labels"] for row in history] == [20, 40, 60]
