@@ -51,7 +51,7 @@ class CandidateSampler:
     """A policy whose answers are candidates, and the backbone that gives their features.
 
     policy: causal LM in evaluation mode. batch_size: of sampling and of features. reference: π_ref; None where the
-    policy is. progress: show bars. engine: draws; None for the policy itself.
+    policy is. progress: show bars. engine: draws; None for the policy itself. temperature, top_p: as in `Sampling`.
     """
 
     policy: Any
@@ -61,6 +61,8 @@ class CandidateSampler:
     reference: Any | None = None
     progress: bool = False
     engine: Engine | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
 
     def draw(self, prompts: Sequence[Prompt], count: int, key: Callable[[int, int], int]) -> Candidates:
         """`count` answers of the policy to each prompt. key: noise key of answer k to prompt i; equal keys give equal
@@ -72,7 +74,7 @@ class CandidateSampler:
             policy,
             ids,
             [key(i, k) for i in range(len(prompts)) for k in range(count)],
-            Sampling(renderer.max_response_tokens),
+            Sampling(renderer.max_response_tokens, self.temperature, self.top_p),
             at_reference=self.reference is None,
             progress="candidates" if self.progress else None,
         )
@@ -95,11 +97,9 @@ class CandidateSampler:
         """(n,) float32: log π_ref/π of responses to prompts, both as token ids."""
         if self.reference is None:
             return torch.zeros(len(pairs))
-        device, pad = self.backbone.weight.device, self.renderer.tokenizer.pad_token_id
-        ours, theirs = (
-            mean_logprobs(model, pairs, pad_token_id=pad, batch_size=self.batch_size, device=device)
-            for model in (self.policy, self.reference)
-        )
+        how: dict[str, Any] = {"pad_token_id": self.renderer.tokenizer.pad_token_id, "batch_size": self.batch_size}
+        how |= {"device": self.backbone.weight.device, "temperature": self.temperature}
+        ours, theirs = (mean_logprobs(model, pairs, **how) for model in (self.policy, self.reference))
         return torch.tensor([len(response) for _, response in pairs]) * torch.from_numpy(theirs - ours).float()
 
 

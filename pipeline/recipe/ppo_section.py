@@ -80,7 +80,7 @@ class PpoConfig:
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     whiten_advantages: bool = True
     temperature: float = Field(default=1.0, gt=0)
-    """π is softmax(logits / temperature), in rollouts, reference completions and evaluation, drawn and measured."""
+    """π is softmax(logits / temperature) wherever a stage draws from it or measures it."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Of every draw. Below 1 the sampler differs from π_θ: KL and J are then those of π_θ along what was
     drawn, and no Gibbs yardstick exists (evaluate.gibbs_candidates: 0)."""

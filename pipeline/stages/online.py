@@ -152,9 +152,10 @@ def make_sampler(context: StageContext, previous: PreviousRun | None, accelerato
     backbone = RewardModel(layers.to(device), reward_bound=recipe.reward.reward_bound)
     size, engine = recipe.evaluate.batch_size, None
     if recipe.rollout is not None:  # which goes without a previous run
-        how = context.checkpoints / "adapters", recipe.model.dtype, 1.0, size
+        how = context.checkpoints / "adapters", recipe.model.dtype, recipe.ppo.temperature, size
         engine = connect(accelerator, recipe.rollout, policy, renderer, *how, reference=policy)
-    return CandidateSampler(policy, backbone, renderer, size, reference, context.world.main, engine)
+    draws = reference, context.world.main, engine, recipe.ppo.temperature, recipe.ppo.top_p
+    return CandidateSampler(policy, backbone, renderer, size, *draws)
 
 
 def fitting_prompts(

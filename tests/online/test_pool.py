@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,18 @@ CAP = 6
 
 
 @torch.no_grad()
-def log_prob(model: Any, prompt: list[int], response: list[int]) -> float:
+def log_prob(model: Any, prompt: list[int], response: list[int], temperature: float) -> float:
     """log π of a whole response, one forward pass."""
-    logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float()
+    logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float() / temperature
     return float(logits.log_softmax(dim=-1).gather(1, torch.tensor(response)[:, None]).sum())
 
 
 @pytest.fixture
 def sampler(checkpoint: Path) -> CandidateSampler:
-    """A policy that ends its answers e⁴ times as often as π_ref."""
+    """A policy that ends its answers more often than π_ref."""
     tokenizer, policy = load_tokenizer(checkpoint), load_causal_lm(checkpoint, "float32")
     bias = torch.zeros(policy.config.vocab_size)
-    bias[tokenizer.eos_token_id] = 4.0
+    bias[tokenizer.eos_token_id] = 3.0
     policy.get_output_embeddings().register_forward_hook(lambda module, given, logits: logits + bias)
     backbone = RewardModel(build_reward_backbone(checkpoint))
     return CandidateSampler(
@@ -40,10 +41,13 @@ def sampler(checkpoint: Path) -> CandidateSampler:
     )
 
 
-def test_ratios_are_of_the_tokens_that_were_drawn(sampler: CandidateSampler, tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+def test_ratios_are_of_the_tokens_that_were_drawn(
+    sampler: CandidateSampler, tmp_path: Path, temperature: float
+) -> None:
     """An answer that was cut at the cap has no end of turn: nobody drew one."""
     keep, renderer, end = tmp_path / "train", sampler.renderer, sampler.renderer.tokenizer.eos_token_id
-    draw_blocks(sampler, PROMPTS, 8, keep, 0, World(0, 1))
+    draw_blocks(replace(sampler, temperature=temperature), PROMPTS, 8, keep, 0, World(0, 1))
     drawn = load_blocks(PROMPTS, keep, renderer)
     cut = 0
     for prompt, texts, answers, ratios in zip(PROMPTS, drawn.texts, drawn.tokens, drawn.log_ratio, strict=True):
@@ -51,7 +55,7 @@ def test_ratios_are_of_the_tokens_that_were_drawn(sampler: CandidateSampler, tmp
             assert text == renderer.text(tokens)
             assert tokens[-1] == end or len(tokens) == CAP
             cut += tokens[-1] != end
-            ours, theirs = (log_prob(model, renderer.prompt_ids(prompt), tokens)
+            ours, theirs = (log_prob(model, renderer.prompt_ids(prompt), tokens, temperature)
                             for model in (sampler.policy, sampler.reference))  # fmt: skip
             assert ratio == pytest.approx(theirs - ours, abs=1e-3)
     assert 0 < cut < 16

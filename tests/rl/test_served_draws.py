@@ -114,13 +114,15 @@ def test_every_lie_about_the_policy_stops_the_evaluation(
     assert f"the engine at {fake.url}" in str(caught.value)
 
 
-def candidates(trained: PpoTrainer, engine: Engine | None, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def candidates(
+    trained: PpoTrainer, engine: Engine | None, monkeypatch: pytest.MonkeyPatch, warmth: float = 1.0
+) -> list[list[str]]:
     problem: Any = trained.scorer
     monkeypatch.setattr(CandidateSampler, "features", lambda self, rows, progress=None: torch.zeros(len(rows), 1))
     monkeypatch.setattr(type(trained.renderer), "response_ids", lambda self, text: [1], raising=False)
     backbone: Any = None
     renderer: Any = trained.renderer
-    sampler = CandidateSampler(problem.model, backbone, renderer, 8, engine=engine)
+    sampler = CandidateSampler(problem.model, backbone, renderer, 8, engine=engine, temperature=warmth)
     return sampler.draw(problem.prompts, 128, candidate_key(0, "train")).texts
 
 
@@ -133,10 +135,8 @@ def test_candidates_come_from_the_base_model_or_the_rounds_stop(
         warmth = HOT if lie == "raw" else 1.0
         engine = servers(trained, problem.model, problem.model, fake, tmp_path, warmth)
         if lie:
-            if lie == "raw":
-                monkeypatch.setattr("private_rlhf.online.pool.Sampling", lambda most: Sampling(most, HOT))
             with pytest.raises(RunStopped, match=LIES[lie]):
-                candidates(trained, engine, monkeypatch)
+                candidates(trained, engine, monkeypatch, warmth)
             return
         assert candidates(trained, engine, monkeypatch) == expected
     assert {name for _, name in fake.log if name} == {"base"}

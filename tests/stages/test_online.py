@@ -13,13 +13,14 @@ import pytest
 from private_rlhf import runner
 from private_rlhf.audit.twins import verify
 from private_rlhf.cli import main
-from private_rlhf.core.errors import RunWaits, UserError
+from private_rlhf.core.errors import RunStopped, RunWaits, UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
 from private_rlhf.labelling import labellers
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.online import rounds as rounds_of_stage
 from private_rlhf.recipe import OnlineConfig, Recipe
@@ -125,6 +126,23 @@ def test_a_person_s_total_is_not_known_where_others_answered_elsewhere(
     rows = [(each.prompt, each.response_a, each.response_b, 1) for each in asked]
     stage.publish_answers(tmp_path / "out", rows, LabelNoise.of(1.0), crowd, stage.person_facts(crowd, len(rows)))
     assert read_release(tmp_path / "out").manifest.totals == {"record": 1.0, "person": total}
+
+
+def test_candidates_are_drawn_at_the_recipe_s_temperature(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ("ppo.temperature=1.5", "ppo.top_p=0.9", "evaluate.gibbs_candidates=0")
+    given, run, seen = online_recipe(workspace, *own), RunDir(tmp_path), []
+    runner.execute(given, run, runner.Selection(only="sft"))
+
+    def stop(model: Any, prompts: Any, keys: Any, sampling: Sampling, **_: Any) -> None:
+        seen.append(sampling)
+        raise RunStopped("drawn")
+
+    monkeypatch.setattr("private_rlhf.lm.drawing.sample_responses", stop)
+    with pytest.raises(RunStopped, match="drawn"):
+        runner.execute(given, run, runner.Selection(only="online"))
+    assert seen == [Sampling(12, 1.5, 0.9)]
 
 
 def test_two_processes_ask_what_one_asks(workspace: Workspace, online_run: Path, tmp_path: Path) -> None:
