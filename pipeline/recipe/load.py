@@ -35,7 +35,8 @@ IF_SET = "no effect while it is null"
 def all_overrides(data: str | None, overrides: Sequence[str] | None, accept_reward: bool = False) -> list[str]:
     """The options --data and --accept-reward as overrides, then `overrides`. A path is quoted: YAML would cut it."""
     quoted = yaml.safe_dump(data, default_style='"', width=1 << 20).strip()
-    return [*([] if data is None else [f"data.preferences={quoted}"]), *(["reward.accept_coin=true"] if accept_reward else []), *(overrides or [])]
+    extra = [] if data is None else [f"data.preferences={quoted}"]
+    return [*extra, *(["reward.accept_coin=true"] if accept_reward else []), *(overrides or [])]
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
