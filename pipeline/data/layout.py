@@ -304,7 +304,8 @@ class Layout:
         """
         options = self.options
         if self.shape is not None:
-            beside = {name: row[name] for name in options.beside if name in row}
+            names = filter(None, (*options.beside, self.system, self.tools))
+            beside = {name: row[name] for name in names if name in row}
             found = []
             for judgement in SHAPES[self.shape].read(row):
                 prompt = {} if judgement.prompt is None else {"prompt": judgement.prompt}

@@ -357,6 +357,16 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
     "an image in HTML": ({"prompt": f"<image>x</image> {Q}", **PAIR}, (f"<image>x</image> {Q}", A, B), {}),
     "PairRM": ({"prompt": Q, "all_rm_scores": [1.0, 0.0], **both(talk)}, TALK, {}),
     "a list of one rejected": ({"prompt": Q, "chosen": A, "rejected": [B]}, TEXTS, {}),
+    "system column beside a list": (
+        {"system": "s", "prompt": Q, "chosen": A, "rejected": [B]},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "tools beside a list": (
+        {"tools": [{"name": "f"}], "prompt": Q, "chosen": A, "rejected": [B]},
+        ([user(Q)[0] | {"tools": [{"name": "f"}]}], *TALK[1:]),
+        {"message_keys": ("tools",)},
+    ),
 }
 REFUSED: dict[str, tuple[Row, str, Row]] = {
     "tool calls": (
