@@ -44,6 +44,7 @@ from private_rlhf.data.conversation import (
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
     LOST,
+    MISSING,
     PAIR,
     PROMPTS,
     SYSTEMS,
@@ -51,6 +52,7 @@ from private_rlhf.data.declared_columns import (
     Options,
     column_value,
     is_filled,
+    letter,
     nearest,
     verdict,
     without_words,
@@ -465,7 +467,8 @@ def _demonstration_converter(rows: Sequence[Row]) -> TextConverter:
             "holds preference pairs ('chosen'/'rejected'), and tuning on preferred answers would reveal the labels;"
             " give demonstrations with 'prompt' and 'response' columns"
         )
-    if isinstance(row.get("label"), bool):
+    labels = {letter(row.get("label")).lower() for row in rows} - {"", *map(str.lower, MISSING)}
+    if labels and labels <= {"true", "false", "0", "1"}:
         raise RowError("holds responses with a label each (KTO); keep the accepted ones, and remove the column 'label'")
     if "messages" in row and "prompt" not in row:
         return _from_messages

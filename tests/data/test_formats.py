@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,17 @@ def test_demonstrations(tmp_path: Path) -> None:
 def test_bad_demonstrations(tmp_path: Path, row: Row, message: str) -> None:
     with pytest.raises(UserError, match=message):
         list(read_demonstrations(write_jsonl(tmp_path, [row])))
+
+
+@pytest.mark.parametrize("labels", [(None, False), (1, 0), ("True", "False"), (1.0, math.nan), (" FALSE ", "")])
+@pytest.mark.parametrize("writer", [write_jsonl, write_csv])
+def test_demonstrations_with_a_label_each(tmp_path: Path, labels: tuple[Any, Any], writer: Any) -> None:
+    """As tables and exports write booleans, and with none in the first row."""
+    rows = [{"prompt": "p", "completion": "r", "label": label} for label in labels]
+    with pytest.raises(UserError, match="holds responses with a label each .KTO.; keep the accepted ones"):
+        list(read_demonstrations(writer(tmp_path, rows)))
+    topics = [*rows, rows[0] | {"label": "tea"}]
+    assert list(read_demonstrations(writer(tmp_path, topics))) == [("p", "r")] * 3
 
 
 def test_prompts_from_columns_and_messages(tmp_path: Path) -> None:
