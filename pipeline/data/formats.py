@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
@@ -43,9 +43,11 @@ from private_rlhf.data.conversation import (
 )
 from private_rlhf.data.declared_columns import (
     BESIDE_PROMPT,
+    CONVERSATIONS,
     LOST,
     MISSING,
     PAIR,
+    PARTS,
     PROMPTS,
     SYSTEMS,
     VERDICT_COLUMNS,
@@ -75,6 +77,7 @@ NEARLY = (
     " 'System:') or 'Assistant:' after an empty line, and a prompt ends with 'Assistant:'; convert it"
 )
 ONE_SIDED = "repeats the prompt at the start of one response only; take it out of it, or repeat it in both"
+_ASKED = PROMPTS + CONVERSATIONS + PARTS
 _WHERE = "one of 'chosen'/'rejected'"
 
 
@@ -173,7 +176,7 @@ def _stream(
     faults: list[MarkedSource] = []
     rows = 0
     for part in parts:
-        first, stream = peek(part.rows((*wanted, *PROMPTS, *BESIDE_PROMPT)))
+        first, stream = peek(part.rows((*wanted, *_ASKED, *BESIDE_PROMPT)))
         for number, given in stream:
             rows, row = rows + 1, without_words(given) if part.is_csv else given
             try:
@@ -199,12 +202,23 @@ def counted(fault: MarkedSource, count: int, rows: int) -> UserError:
 def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[Text, ...]:
     """The texts with the system message and the tools of the row's columns."""
     check_lossy([row], (*SYSTEMS, *options.message_keys), BESIDE_PROMPT)
-    if isinstance(texts[0], str) and len(row.keys() & {*PROMPTS}) > 1:
-        prompt = words(texts[0])
-        check_lossy([row], tuple(name for name in PROMPTS if words(str(row.get(name))) in prompt), PROMPTS)
+    if isinstance(texts[0], str) and len(row.keys() & {*_ASKED}) > 1:
+        prompt, first = words(texts[0]), 1 if len(texts) == 1 else None  # what follows a prompt is no part of it
+        asked = {name: asked_in(row.get(name))[:first] for name in _ASKED}
+        held = (name for name, said in asked.items() if said and all(words(text) in prompt for text in said))
+        check_lossy([row], tuple(held), _ASKED)
     system = next((row[name] for name in SYSTEMS if is_filled(row.get(name))), None)
     tools = row.get("tools")
     return framed(texts, system, tools) if system or tools else texts
+
+
+def asked_in(value: Any) -> list[str]:
+    """The texts of the user in a cell: a text, texts, or messages."""
+    with suppress(RowError):
+        if isinstance(value, list) or is_written_list(value):
+            return [message["content"] for message in read_messages(value, "") if message["role"] == "user"]
+    value = list(value.values()) if isinstance(value, dict) else value
+    return list(map(str, value)) if isinstance(value, list) else [str(value or "")]
 
 
 def columns_like(columns: Collection[str], names: Collection[str], read: Collection[str] = ()) -> list[str]:

@@ -50,6 +50,7 @@ from private_rlhf.data.formats import (
     Converted,
     Converter,
     MarkedSource,
+    asked_in,
     check_lossy,
     check_pair,
     columns_like,
@@ -493,7 +494,7 @@ def _outside(asked: Sequence[tuple[Row, Any]]) -> tuple[str, ...]:
     talks = any(not isinstance(prompt, str) or is_written_list(prompt) for _, prompt in asked)
 
     def is_inside(name: str) -> bool:
-        texts = [(words(text), prompt) for row, prompt in asked for text in _asked_in(row.get(name))]
+        texts = [(words(text), prompt) for row, prompt in asked for text in asked_in(row.get(name))]
         return any(text for text, _ in texts) and (talks or all(text in words(prompt) for text, prompt in texts))
 
     return tuple(name for name in PROMPTS + CONVERSATIONS + PARTS if not is_inside(name))
@@ -513,15 +514,6 @@ def _have_few_prompts(asked: Sequence[tuple[Row, Any]], pair: tuple[str, str]) -
     answers = {str(sorted(str(row.get(name)) for name in pair)) for row, _ in asked}
     rows = len(asked)
     return rows >= LEAST_PROMPTS and SHARE * rows <= rows - len(prompts) < rows < 2 * len(answers)
-
-
-def _asked_in(value: Any) -> list[str]:
-    """The texts of the user in a cell: a text, texts, or messages."""
-    with suppress(RowError):
-        if isinstance(value, list) or is_written_list(value):
-            return [message["content"] for message in read_messages(value, "") if message["role"] == "user"]
-    value = list(value.values()) if isinstance(value, dict) else value
-    return list(map(str, value)) if isinstance(value, list) else [str(value or "")]
 
 
 def _answers_only(response: Any) -> bool:

@@ -199,12 +199,26 @@ def test_bad_demonstrations(tmp_path: Path, row: Row, message: str) -> None:
         list(read_demonstrations(write_jsonl(tmp_path, [row])))
 
 
+@pytest.mark.parametrize("name", ["messages", "conversation"])
+@pytest.mark.parametrize("before", [[*user("Hi"), *assistant("Hello")], assistant("Hello"), user("tea?")])
+def test_an_earlier_conversation_beside_the_prompt(tmp_path: Path, name: str, before: Any) -> None:
+    """It would be lost. A copy of the prompt and its answer would not, nor, for prompts, the turns after one."""
+    row: Row = {"prompt": "p", "response": "r"}
+    path = write_jsonl(tmp_path, [row, row | {name: before}])
+    for read in (read_prompts, read_demonstrations):
+        with pytest.raises(UserError, match=f"line 2: has the column '{name}', which belongs to the prompt"):
+            list(read(path))
+    talk = [*user("p"), *assistant("r")]
+    assert list(read_demonstrations(write_jsonl(tmp_path, [row | {name: talk}]))) == [("p", "r")]
+    assert list(read_prompts(write_jsonl(tmp_path, [row | {name: [*talk, *user("tea?")]}]))) == ["p"]
+
+
 @pytest.mark.parametrize("labels", [(None, False), (1, 0), ("True", "False"), (1.0, math.nan), (" FALSE ", "")])
 @pytest.mark.parametrize("writer", [write_jsonl, write_csv])
 def test_demonstrations_with_a_label_each(tmp_path: Path, labels: tuple[Any, Any], writer: Any) -> None:
     """As tables and exports write booleans, and with none in the first row."""
     rows = [{"prompt": "p", "completion": "r", "label": label} for label in labels]
-    with pytest.raises(UserError, match="holds responses with a label each .KTO.; keep the accepted ones"):
+    with pytest.raises(UserError, match=r"holds responses with a label each .KTO.; keep the accepted ones"):
         list(read_demonstrations(writer(tmp_path, rows)))
     topics = [*rows, rows[0] | {"label": "tea"}]
     assert list(read_demonstrations(writer(tmp_path, topics))) == [("p", "r")] * 3
