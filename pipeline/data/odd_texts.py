@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from private_rlhf.data.conversation import RowError, is_nearly_transcript, parsed
+from private_rlhf.data.formats import SHORTEST_PROMPT
 from private_rlhf.privacy.records import Text
 
 WRAPPED = "a prompt or two responses in JSON or Python around one text (write the text)"
 NAMED = "a prompt or two responses that are a path or an address (write what stands there)"
 TURNS = "a prompt like 'Q: ... A:', or marks of turns inside messages (write the question only, or messages with roles)"
+REPEATED = "a response that begins with the prompt (write the answer only)"
 RUNS_ON = "a response that goes on with a turn of the user, 'User:' or 'Human:' (end it before that)"
 PLACEHOLDER = "a place for an image, a video or a sound, of which nothing is read (remove such rows)"
 ESCAPED = "a text with what an export escaped or decoded wrongly, such as &quot; or \\n\\n (export it again)"
@@ -22,6 +24,7 @@ SIGNS = {
     **dict.fromkeys((WRAPPED, NAMED, TURNS), (0.9, 0.9)),
     **dict.fromkeys((RUNS_ON, PLACEHOLDER), (0.01, 0.1)),
     ESCAPED: (0.1, 0.9),
+    REPEATED: (0.5, 0.5),
 }
 """Shares of the rows over which a sign stops a run: of many rows, and of few."""
 _KEYS = {"text", "content", "generated_text", "output", "response", "completion", "choices"}
@@ -49,6 +52,9 @@ def signs(prompt: Text, responses: Sequence[Text]) -> Iterator[str]:
     nearly = any(map(is_nearly_transcript, asked)) or all(map(is_nearly_transcript, answers))
     if any(map(_TURNS.fullmatch, asked)) or (nearly and not isinstance(prompt, str)):
         yield TURNS
+    last = "".join(asked[-1:]).strip()
+    if len(last) >= SHORTEST_PROMPT and any(answer.lstrip().startswith(last) for answer in answers):
+        yield REPEATED
     if any(map(_RUNS_ON.search, answers)):
         yield RUNS_ON
     if any(map(_PLACEHOLDER.search, asked)):

@@ -415,6 +415,21 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "repeats the prompt at the start of one response only; take it out of it, or repeat it in both",
         {},
     ),
+    "prompt of messages, repeated in texts": (
+        {"prompt": user(Q), **both(lambda a: f"{Q} {a}")},
+        "2 of 2 rows have a response that begins with the prompt (write the answer only)",
+        {},
+    ),
+    "prompt of messages, repeated in one text": (
+        {"prompt": user(Q), "chosen": A, "rejected": f"{Q} {B}"},
+        "2 of 2 rows have a response that begins with the prompt (write the answer only)",
+        {},
+    ),
+    "prompt repeated inside messages": (
+        both(lambda a: talk(f"{Q}\n{a}")),
+        "2 of 2 rows have a response that begins with the prompt (write the answer only)",
+        {},
+    ),
     "transcript as prompt, repeated in one response": (
         {"prompt": human("").strip(" "), "chosen": human(A), "rejected": f" {B}"},
         "repeats the prompt at the start of one response only; take it out of it, or repeat it in both",
