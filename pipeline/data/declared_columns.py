@@ -251,10 +251,10 @@ def strength(value: Any) -> float:
 
 
 def letter(value: Any) -> str:
-    """A label as it stands in --labels: true and false for booleans, 1 for 1.0 (a number, or a text)."""
-    if isinstance(value, bool):
-        return str(value).lower()
+    """A label as it stands in --labels: true and false for booleans and for True and False, 1 for 1.0 (also a text)."""
     text = str(value).strip() if isinstance(value, str | int | float | Decimal) else ""
+    if text.lower() in ("true", "false"):
+        return text.lower()
     whole, point, rest = text.partition(".")
     return whole if point and rest and not rest.strip("0") and whole.lstrip("+-").isdigit() else text
 

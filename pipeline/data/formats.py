@@ -481,7 +481,7 @@ def _demonstration_converter(rows: Sequence[Row]) -> TextConverter:
             "holds preference pairs ('chosen'/'rejected'), and tuning on preferred answers would reveal the labels;"
             " give demonstrations with 'prompt' and 'response' columns"
         )
-    labels = {letter(row.get("label")).lower() for row in rows} - {"", *map(str.lower, MISSING)}
+    labels = {letter(row.get("label")) for row in rows} - {"", *MISSING}
     if labels and labels <= {"true", "false", "0", "1"}:
         raise RowError("holds responses with a label each (KTO); keep the accepted ones, and remove the column 'label'")
     if "messages" in row and "prompt" not in row:
