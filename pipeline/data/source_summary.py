@@ -23,7 +23,7 @@ from private_rlhf.data.odd_texts import SIGNS, signs
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import NestedTooDeeply, open_source
 from private_rlhf.privacy.guarantee import dropped_text
-from private_rlhf.privacy.records import Text, encode_text, is_blank, message_text, record_id
+from private_rlhf.privacy.records import Text, encode_text, fold_name, is_blank, message_text, record_id
 
 HEAD_ROWS = 1000
 SHORT = 5
@@ -128,7 +128,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
     names: dict[str, None] = dict.fromkeys(chain.from_iterable(part.columns or () for part in parts))
     shown_signs: Counter[str] = Counter()
     rows = short = 0
-    named = (layout.options.labeler_column or LABELER, layout.options.event_column)
+    labeler, event = layout.options.labeler_column or LABELER, layout.options.event_column
     for _, row, ((prompt, *responses), sign) in _first(opened, most, names, dropped):
         rows += 1
         sizes["prompts"].append(len(_plain(prompt)))
@@ -140,7 +140,7 @@ def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int 
         reason = _reason(prompt, responses, sign, layout.options)
         if reason is None:
             name = record_id(prompt, responses)
-            key = (name, *(str(row.get(column)) for column in named if column))
+            key = (name, fold_name(str(row.get(labeler))), str(row.get(event)))
             reason = "duplicates" if key in seen else None
             seen.add(key)
         if reason is not None:

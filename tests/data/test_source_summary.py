@@ -196,6 +196,11 @@ def test_a_sign_in_a_text_is_counted_over_the_rows(tmp_path: Path) -> None:
     assert [line[27:35] for line in found.lines() if line.startswith("rare: 1 of 100 rows")] == ["response", "text wit"]
 
 
+def test_spellings_of_a_labeller_are_one_person_as_in_a_release(tmp_path: Path) -> None:
+    given = [row | {"who": who} for who in ("Ann B.", " ann  b.", "bob") for row in rows(4)]
+    assert summary(tmp_path, given, labeler_column="who").dropped["duplicates"] == 4
+
+
 @pytest.mark.parametrize("labels", ["1,0", ">0,<0"])
 def test_labels_by_sign_are_named_whatever_they_are(tmp_path: Path, labels: str) -> None:
     """Labels 1 to 5 pass for signed ones, and to refuse those of one sign would tell them."""
