@@ -32,10 +32,12 @@ def extract_features(
 
     model: a `private_rlhf.reward_models.model.RewardModel` on `device`. batch_size: texts per forward pass. progress:
     label of a bar, or None. keep: folder for finished parts of some 2,048 texts, from which an interrupted run goes on.
-    together: weights are split, so every process takes part; N may be 0 then. Not with `keep`.
+    together: weights are split, so every process takes part, also without texts. Not with `keep`.
     """
     sharing = model.sharing
     parts = _parts(list(turns(batches(rows, sharing, batch_size), device, together)))
+    if not parts:
+        return torch.empty(0, len(model.weight))
     bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
     finished, order = [], []
     for number, part in enumerate(parts):

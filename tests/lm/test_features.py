@@ -87,6 +87,7 @@ def test_a_real_backbone_gives_each_text_its_features_alone(checkpoint: Path) ->
     model = RewardModel(build_reward_backbone(checkpoint), reward_bound=8.0)
     rows = [[row_id % 500 for row_id in row] for row in texts(12)]
     together = extract_features(model, rows, pad_token_id=0, batch_size=5, device=CPU)
+    assert extract_features(model, [], pad_token_id=0, batch_size=5, device=CPU).shape == (0, together.shape[1])
     for row, found in zip(rows, together, strict=True):
         single = model.row_features(make_rows([row], 0, CPU))[0]
         torch.testing.assert_close(found, single, atol=1e-5, rtol=1e-5)
