@@ -107,8 +107,9 @@ def use_external(
     facts["held_out_labels"] = "none were read"
     if main_process:
         model, tokenizer = cast(Any, checkpoint.model.model), load_tokenizer(settings.path, plain_template=False)
-        # Pooling goes by the mask; plain transformers goes by this id, which must not end a text.
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        # Pooling goes by the mask; plain transformers goes by the pad id, which must not end a text.
+        ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        model.config.get_text_config().update(ids)
         renderer = make_renderer(limits, tokenizer)
         trained = tokenizer_as_trained(renderer, "right")  # how this run reads its scores
         bonus = None if checkpoint.bonus is None or kappa == 0 else replace(checkpoint.bonus, kappa=kappa)

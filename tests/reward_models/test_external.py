@@ -96,6 +96,18 @@ def test_declared_public_it_becomes_a_checkpoint_of_the_run_and_the_card_lists_i
     assert str(others.parent) not in (tmp_path / "model" / METADATA_FILE).read_text()
 
 
+def test_a_config_that_pads_with_its_end_of_sequence_takes_the_tokenizer_s_end_of_turn(
+    others: Path, tmp_path: Path
+) -> None:
+    """As of base models, which were trained to chat under another token."""
+    folder = shutil.copytree(others, tmp_path / "theirs")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": config["pad_token_id"]}))
+    place(recipe(folder, True), tmp_path)
+    saved, tokenizer = load_reward_checkpoint(tmp_path / "model").model.config, load_tokenizer(folder)
+    assert (saved.pad_token_id, saved.eos_token_id) == (config["pad_token_id"], tokenizer.eos_token_id)
+
+
 def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tmp_path: Path) -> None:
     ours = save(checkpoint, tmp_path / "ours", private=True)
     run = tmp_path / "run"
