@@ -24,6 +24,7 @@ import torch
 from filelock import FileLock
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
+from peft.tuners.tuners_utils import BaseTunerLayer
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError, one_line
 from private_rlhf.core.world import broadcast, join_world
@@ -179,7 +180,13 @@ def check_adapter(model: Any, settings: LoraSettings, name: str, key: str) -> No
     """UserError where peft cannot put an adapter on `model` (without weights; spoilt by this) and merge it."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of peft, which the stage will give again
-            add_lora(model, settings, 0).merge_and_unload()
+            adapted = add_lora(model, settings, 0)
+            ends = adapted.get_input_embeddings(), adapted.get_output_embeddings()
+            tied = model.config.tie_word_embeddings and key != "reward.lora"  # reward models have no output layer
+            if tied and any(isinstance(each, BaseTunerLayer) for each in ends):
+                rule = "lora.target_modules must have no embeddings or output layer, which are one weight here"
+                raise UserError(f"{rule}, got {settings.target_modules}: leave them out")
+            adapted.merge_and_unload()
     except UserError as error:  # it begins with lora.target_modules
         raise UserError(f"{key.removesuffix('lora')}{error}") from None
     except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
-from private_rlhf.lm.base_models import base_config, check_architecture
-from private_rlhf.recipe import Recipe
+from private_rlhf.lm.base_models import base_config, check_architecture, tiny_config
+from private_rlhf.recipe import LoraSettings, Recipe
 from private_rlhf.stages.declarations import preflight
 from support.families import FAMILIES, family_checkpoint
 from support.recipes import recipe_of
@@ -46,6 +46,17 @@ def test_falcon_h1_is_taken_with_modules_that_peft_takes(tmp_path: Path) -> None
     lora = {"lora": {"target_modules": ["q_proj", "v_proj"]}}
     checked = recipe(source, sft=lora, ppo=lora)
     check_architecture("x", base_config(checked.model), checked.adapters, None, checked.four_bit)
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
+def test_tied_embeddings_take_no_adapter(name: str) -> None:
+    config, adapter = tiny_config(512, 2, 0), LoraSettings(target_modules=["q_proj", name])
+    rule = rf"^sft\.lora\.target_modules must have no embeddings or output layer, .* got \['q_proj', '{name}'\]: leave"
+    with pytest.raises(UserError, match=rule):
+        check_architecture("x", config, {"sft.lora": adapter})
+    check_architecture("x", config, {"reward.lora": LoraSettings(target_modules=["embed_tokens"])})
+    config.tie_word_embeddings = False
+    check_architecture("x", config, {"sft.lora": adapter})
 
 
 def test_experts_are_not_quantised(tmp_path: Path) -> None:
