@@ -76,9 +76,8 @@ class CardText:
 
 def policy_text(trained_on: str, renderer: Renderer, ppo: PpoConfig, *, measured: bool = False) -> CardText:
     """The text of a language model's card, which samples as `ppo` does. measured: stage evaluate adds results."""
-    how = [f"max_new_tokens={renderer.max_response_tokens}", "do_sample=True", "top_k=0"]
-    how += [f"temperature={ppo.temperature:g}"] if ppo.temperature != 1 else []
-    how += [f"top_p={ppo.top_p:g}"] if ppo.top_p < 1 else []
+    how = [f"max_new_tokens={renderer.max_response_tokens}", "do_sample=True", f"temperature={ppo.temperature}"]
+    how += [f"top_p={ppo.top_p}", "top_k=0", "repetition_penalty=1.0"]  # also over the base's generation_config
     program = f"""from transformers import pipeline
 
 {FOLDER}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard
 from private_rlhf.core.errors import UserError
@@ -21,6 +23,7 @@ from private_rlhf.lm.model_card import (
 )
 from private_rlhf.recipe import Recipe
 from support.recipes import recipe_of
+from transformers import GenerationConfig, GenerationMixin
 
 
 def recipe(source: str = "tiny", **data: object) -> Recipe:
@@ -96,6 +99,32 @@ def test_the_rendering_survives(tmp_path: Path) -> None:
     assert read_rendering(tmp_path) == Rendering()
     assert "No preference label was read" in write_card(tmp_path)
     assert read_rendering(tmp_path) == Rendering("", 7, {"think": False})
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "warpers"), [(1, 1, []), (2, 0.9, [2.0, 0.9])])
+def test_the_quick_start_samples_as_the_run_did_whatever_the_base_s_generation_config_says(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    temperature: float,
+    top_p: float,
+    warpers: list[float],
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    config = GenerationConfig.from_pretrained(folder)
+    config.update(do_sample=True, temperature=0.1, top_p=0.8, top_k=20, repetition_penalty=1.5)
+    config.save_pretrained(folder)
+    used: list[float] = []
+
+    def sample(self: Any, input_ids: torch.Tensor, logits_processor: Any, **how: Any) -> torch.Tensor:
+        used.extend(getattr(each, "temperature", None) or getattr(each, "top_p", None) for each in logits_processor)
+        return input_ids
+
+    monkeypatch.setattr(GenerationMixin, "_sample", sample)
+    monkeypatch.chdir(folder)
+    ppo = recipe_of(ppo={"temperature": temperature, "top_p": top_p}, evaluate={"gibbs_candidates": 0}).ppo
+    exec(policy_text("texts", Renderer(None, 10, 7, "", {}), ppo).quick_start, {})
+    assert used == warpers
 
 
 def test_an_overruled_guard_is_on_the_card(tmp_path: Path) -> None:
