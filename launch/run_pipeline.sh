@@ -19,7 +19,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 config="$1"
 shift
 run_dir="runs/$(basename "$config" .yaml)"
-if [[ $# -gt 0 && "$1" != *=* ]]; then
+if [[ $# -gt 0 && "$1" != -* && "$1" != *=* ]]; then
     run_dir="$1"
     shift
 fi

@@ -92,6 +92,13 @@ def test_pipeline_defaults_to_two_cpu_processes_and_a_run_named_after_the_recipe
     assert any("cpu2.yaml -m private_rlhf.stages.sft" in call for call in calls)
 
 
+def test_an_option_is_no_run_directory(tmp_path: Path) -> None:
+    for script, variables in (("run_pipeline.sh", {}), ("slurm.sbatch", job(tmp_path, 1, gpus=4))):
+        _, calls, _ = run(tmp_path, script, "configs/tiny.yaml", "--accept-reward", **variables)
+        assert calls
+        assert all(call.endswith("--run-dir runs/tiny --accept-reward") for call in calls)
+
+
 def test_pipeline_takes_another_accelerate_file_and_options(tmp_path: Path) -> None:
     _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml",
                       ACCELERATE_CONFIG="launch/ddp.yaml", ACCELERATE_ARGS="--num_processes 8")
