@@ -95,7 +95,7 @@ def trained_on(prompts: int, source: str) -> str:
 def card_head(origin: Provenance, text: CardText, source: str | None, private: bool) -> str:
     """The YAML head, between its marks. source: of the released pairs; None where no label was read. private: all
     labels that were read were under a finite epsilon."""
-    base, licence = base_model(origin.model)
+    base, licence = base_model(origin.model, origin.data is None)
     kind = "reward-model" if text.task == "text-classification" else origin.stage.partition(",")[0]
     data = ModelCardData(
         license=licence or "unknown",
@@ -110,7 +110,7 @@ def card_head(origin: Provenance, text: CardText, source: str | None, private: b
 
 def card_body(origin: Provenance, text: CardText) -> str:
     """Origin, quick start, results and files, as Markdown."""
-    base, licence = base_model(origin.model)
+    base, licence = base_model(origin.model, origin.data is None)
     name = base or ("not known" if origin.data is None else bare_name(origin.model.source))
     start = f"```python\n{text.quick_start}\n```" if "\n" in text.quick_start else text.quick_start
     parts = [f"Base model: {markdown(name)}. Trained on {markdown(text.trained_on)}."]
@@ -131,8 +131,9 @@ def write_results(folder: Path, lines: Sequence[str]) -> None:
         atomic.write_page(path, before + RESULTS + "\n".join(f"- {line}" for line in lines) + rest)
 
 
-def base_model(model: ModelConfig) -> tuple[str | None, str | None]:
-    """(Hub id, licence as hubs write it) of the base model; None for what is not known."""
+def base_model(model: ModelConfig, unchanged: bool = False) -> tuple[str | None, str | None]:
+    """(Hub id, licence as hubs write it) of the base model; None for what is not known. unchanged: the folder's model
+    itself is published, and the base of its card is its base."""
     source = model.source
     if source == "smollm2":
         return SMOLLM2
@@ -146,7 +147,7 @@ def base_model(model: ModelConfig) -> tuple[str | None, str | None]:
         name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path") or ""
     except (OSError, ValueError):
         name = ""
-    name = name or head_field(folder / "README.md", "base_model") or ""
+    name = name or (unchanged and head_field(folder / "README.md", "base_model")) or ""
     return name if is_hub_id(name) else None, head_field(folder / "README.md", "license")
 
 

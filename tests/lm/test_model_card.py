@@ -70,6 +70,12 @@ def test_the_licence_is_that_of_the_base_folder_s_card(tmp_path: Path, card: str
     assert base_model(recipe(source=str(tmp_path)).model) == ("owner/base", licence)
 
 
+def test_the_parent_of_a_base_folder_is_not_its_name(tmp_path: Path) -> None:
+    """A README states the base of the folder's model, from which another was trained."""
+    (tmp_path / "README.md").write_text("---\nlicense: mit\nbase_model: owner/parent\n---\n")
+    assert base_model(recipe(source=str(tmp_path)).model) == (None, "mit")
+
+
 def test_names_of_the_base_are_shown_as_they_are_and_no_path_is(tmp_path: Path) -> None:
     folder = tmp_path / "a <b> folder"
     folder.mkdir()
