@@ -36,6 +36,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CAUSAL_MASKS = ".masked_bias", ".attn.bias", ".attention.bias"
+"""Ends of the names of masks in old checkpoints of the GPT family, which the models now make themselves."""
 
 
 @contextlib.contextmanager
@@ -134,7 +136,8 @@ def load_whole(loader: Any, path: str | Path, allowed: Callable[[str], bool] = l
     with no_progress_bars():
         model, info = loader.from_pretrained(str(path), output_loading_info=True, **how)
     for problem in ("missing", "unexpected", "mismatched"):
-        names = sorted(str(name) for name in info[f"{problem}_keys"] if not allowed(str(name)))
+        keys = map(str, info[f"{problem}_keys"])
+        names = sorted(name for name in keys if not (allowed(name) or name.endswith(CAUSAL_MASKS)))
         if names:
             raise ValueError(f"{len(names)} {problem} weights, such as {names[0]}")
     return model

@@ -18,7 +18,7 @@ from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors.torch import load_file, save_file
 from support.pipeline_runs import Workspace
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTJConfig
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
 FORMAT = {"format": "pt"}
@@ -159,6 +159,17 @@ def test_a_checkpoint_without_all_weights_is_a_user_error(checkpoint: Path, tmp_
     save_file({**state, name: state[name][:1].clone()}, folder / "model.safetensors", FORMAT)
     with pytest.raises(UserError, match="a whole causal-LM checkpoint"):
         load_causal_lm(folder, "float32")
+
+
+@pytest.mark.parametrize("config", [GPT2Config, GPTJConfig])
+def test_causal_masks_of_old_checkpoints_are_not_weights(config: Any, tmp_path: Path) -> None:
+    shape = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "rotary_dim": 4}
+    AutoModelForCausalLM.from_config(config(**shape)).save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    masks = {"masked_bias": torch.tensor(-1e4), "bias": torch.ones(1, 1, 8, 8).tril()}
+    state |= {f"transformer.h.0.attn.{name}": mask for name, mask in masks.items()}
+    save_file(state, tmp_path / "model.safetensors", FORMAT)
+    load_causal_lm(tmp_path, "float32")
 
 
 @pytest.mark.parametrize("cause", ["", "\n", "two\nlines"])
