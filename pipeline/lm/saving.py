@@ -65,10 +65,10 @@ def save_merged(
     holder = model if wrapped is None else wrapped
     expected = probe_logprobs(holder if read is None else read, model)
     state = accelerator.get_state_dict(holder)
-    problem = [""]
+    problem, computed = [""], "bfloat16" if accelerator.mixed_precision == "bf16" else dtype
     if accelerator.is_main_process:
         try:
-            write_checkpoint(accelerator.unwrap_model(model), state, tokenizer, target, dtype, expected)
+            write_checkpoint(accelerator.unwrap_model(model), state, tokenizer, target, dtype, expected, computed)
         except RunStopped as error:  # on every process: the others would wait for this one
             problem = [str(error)]
     if broadcast_object_list(problem)[0]:
@@ -124,10 +124,11 @@ def write_checkpoint(
     target: Path,
     dtype: str,
     expected: torch.Tensor | None = None,
+    computed: str | None = None,
 ) -> None:
     """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically; a 4-bit base becomes
-    its dequantised weights. expected: `probe_logprobs` of the model. RunStopped where the written checkpoint does not
-    load whole, or computes something different."""
+    its dequantised weights. expected: `probe_logprobs` of the model, in precision `computed` (None: dtype). RunStopped
+    where the written checkpoint does not load whole, or computes something different."""
     plain = merged_copy(model, state, DTYPES[dtype])
     ends = sorted(end_ids(model, tokenizer))  # plain `generate` goes by this list, not by the tokenizer
     plain.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
@@ -137,13 +138,15 @@ def write_checkpoint(
         for path in temporary.iterdir():
             path.chmod(0o644)  # safetensors writes 0600; a released checkpoint is as readable as the rest of the run
         del plain
-        check_written(temporary, target, dtype, whole_copy(model, state), expected)
+        check_written(temporary, target, dtype, whole_copy(model, state), expected, computed or dtype)
 
 
-def check_written(folder: Path, target: Path, dtype: str, whole: Any, expected: torch.Tensor | None) -> None:
+def check_written(
+    folder: Path, target: Path, dtype: str, whole: Any, expected: torch.Tensor | None, computed: str
+) -> None:
     """Reads `folder` again, which is to become `target`. RunStopped: see `write_checkpoint`.
 
-    whole: the saved model (`whole_copy`); expected: its `probe_logprobs`.
+    whole: the saved model (`whole_copy`); expected: its `probe_logprobs`, in precision `computed`.
     """
     try:
         checkpoint = load_causal_lm(folder, dtype)
@@ -157,7 +160,7 @@ def check_written(folder: Path, target: Path, dtype: str, whole: Any, expected: 
     if expected is None:
         return
     difference = distance(expected, probe_logprobs(checkpoint, checkpoint))
-    if not difference <= TOLERANCE[DTYPES[dtype]]:
+    if not difference <= TOLERANCE[DTYPES[computed]]:
         raise RunStopped(
             f"{target} does not compute what was trained (log-probabilities differ by {difference:.3g} nats on average)"
             " and was not kept: this architecture cannot be merged; train it with lora: null"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.lm import saving
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
@@ -180,3 +181,20 @@ def test_saving_through_accelerate_is_the_same(checkpoint: Path, tmp_path: Path)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_model_trained_under_bf16_autocast_is_kept(checkpoint: Path, tmp_path: Path) -> None:
+    """Its log-probabilities are rounded as those of bfloat16 weights are; its float32 weights are still exact."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        model = load_causal_lm(checkpoint, "float32")
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(3)
+        plain = saving.probe_logprobs(model, model)
+        wrapped = accelerator.prepare(model)
+        assert saving.distance(saving.probe_logprobs(wrapped, model), plain) > saving.TOLERANCE[torch.float32]
+        save_merged(accelerator, model, load_tokenizer(checkpoint), tmp_path / "out", "float32", wrapped=wrapped)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
