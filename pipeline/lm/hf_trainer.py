@@ -215,6 +215,7 @@ def train(trainer: Trainer, checkpoints: Path, track: Tracking) -> None:
     Each checkpoint is marked once it is whole, after what other callbacks add to it. track: what reports its steps,
     given the first of them. FloatingPointError at a loss that is not finite.
     """
+    trainer._run_epoch = _until_done(trainer, trainer._run_epoch)  # type: ignore[method-assign]
     trainer.add_callback(CompletionMarker())
     trainer.add_callback(StopOnNonFinite())
     if any(isinstance(callback, ProgressCallback) for callback in trainer.callback_handler.callbacks):
@@ -223,6 +224,16 @@ def train(trainer: Trainer, checkpoints: Path, track: Tracking) -> None:
     step = last_whole_step(checkpoints)
     with track(trainer, step):
         trainer.train(resume_from_checkpoint=str(checkpoints / f"checkpoint-{step}") if step else None)
+
+
+def _until_done(trainer: Trainer, run_epoch: Callable[..., None]) -> Callable[..., None]:
+    """`run_epoch`, or nothing where training is over: transformers looks only after a step, so also if it resumes."""
+
+    def run(**how: Any) -> None:
+        if trainer.state.global_step < trainer.state.max_steps and not trainer.control.should_training_stop:
+            run_epoch(**how)
+
+    return run
 
 
 def last_whole_step(checkpoints: Path) -> int:

@@ -28,11 +28,10 @@ def trainer(kind: Any, checkpoint: Path, folder: Path, **more: Any) -> SFTTraine
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         report_to="none",
-        save_strategy="no",
         logging_steps=1,
         learning_rate=1e-2,
         seed=0,
-        **{"disable_tqdm": True, **more},
+        **{"disable_tqdm": True, "save_strategy": "no", **more},
     )
     tokenizer, model = load_tokenizer(checkpoint), load_causal_lm(checkpoint, "float32")
     return kind(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
@@ -69,6 +68,19 @@ def test_prompts_are_not_learnt_and_the_switch_leaves_the_loss_to_trl(
     torch.testing.assert_close(ours, exact, atol=1e-5, rtol=1e-5)
     monkeypatch.setattr(hf_trainer, "plain", lambda: True)
     torch.testing.assert_close(made.compute_loss(made.model, dict(batch)), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_resumed_after_its_last_step_makes_no_other(checkpoint: Path, tmp_path: Path) -> None:
+    """Within an epoch, where transformers would make one more."""
+    results = []
+    for _ in range(2):
+        how: dict[str, Any] = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "weight_decay": 0.1}
+        made: Any = trainer(RowSftTrainer, checkpoint, tmp_path, per_device_train_batch_size=2, **how)
+        hf_trainer.train(made, tmp_path, lambda *_: nullcontext())
+        results.append((made.model.state_dict(), hf_trainer.loss_history(made.state)))
+    assert (tmp_path / "checkpoint-3" / hf_trainer.COMPLETE).exists()
+    assert results[0][1] == results[1][1]
+    assert all(torch.equal(results[0][0][name], value) for name, value in results[1][0].items())
 
 
 def test_the_bar_carries_the_loss_and_nothing_else_is_printed(

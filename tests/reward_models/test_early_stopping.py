@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from private_rlhf.lm.hf_trainer import train
 from private_rlhf.recipe import EarlyStoppingSettings
 from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from private_rlhf.reward_models.training import HeldOutRecord, HeldOutStopping
 from support.reward_checkpoints import rewards
-from support.reward_trainers import make_rows, make_trainer
+from support.reward_trainers import make_rows, make_trainer, step_losses
 from transformers import TrainerCallback
 
 
@@ -147,3 +149,19 @@ def test_killed_and_resumed_is_never_killed(tiny_causal_lm: Path, tmp_path: Path
     assert len(callbacks[0].record.evaluations) == 5
     expected = weights(whole)
     assert all(torch.equal(expected[name], value) for name, value in weights(resumed).items())
+
+
+def test_what_is_resumed_after_its_patience_makes_no_step(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    rows = make_rows(16)
+    swapped = rows.rename_columns({"chosen_ids": "rejected_ids", "rejected_ids": "chosen_ids"})
+    how: dict[str, Any] = {"train_dataset": swapped, "max_steps": 20, "save_strategy": "steps", "save_steps": 1}
+    results = []
+    for _ in range(2):
+        callback = HeldOutStopping(rows, EarlyStoppingSettings(every=1, patience=3))
+        trainer = build(tiny_causal_lm, tmp_path, callback, learning_rate=3e-3, **how)
+        train(trainer, tmp_path, lambda *_: nullcontext())
+        results.append((weights(trainer), callback.record, step_losses(trainer)))
+    assert results[0][1].done
+    assert len(results[0][2]) == 3
+    assert results[0][1:] == results[1][1:]
+    assert all(torch.equal(results[0][0][name], value) for name, value in results[1][0].items())
