@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -25,6 +26,7 @@ from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe.load import nearest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
+from torch.utils.data import RandomSampler, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 from trl import SFTTrainer
@@ -216,6 +218,7 @@ def train(trainer: Trainer, checkpoints: Path, track: Tracking) -> None:
     Each checkpoint is marked once it is whole, after what other callbacks add to it. track: what reports its steps,
     given the first of them. FloatingPointError at a loss that is not finite.
     """
+    trainer._get_train_sampler = _whole_batches(trainer, trainer._get_train_sampler)  # type: ignore[method-assign]
     trainer._run_epoch = _until_done(trainer, trainer._run_epoch)  # type: ignore[method-assign]
     trainer.add_callback(CompletionMarker())
     trainer.add_callback(StopOnNonFinite())
@@ -235,6 +238,36 @@ def _until_done(trainer: Trainer, run_epoch: Callable[..., None]) -> Callable[..
             run_epoch(**how)
 
     return run
+
+
+class _FirstRows(Sampler[int]):
+    """The first `count` rows of each epoch of `sampler`."""
+
+    def __init__(self, sampler: Any, count: int) -> None:
+        self.sampler, self.count = sampler, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self.sampler, self.count)
+
+
+def _whole_batches(trainer: Any, make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, a method that makes samplers, without the rows of an epoch that fill no global batch: loaders leave out
+    what fills no micro-batch, so steps would depend on its size."""
+
+    def sampler(*rows: Any) -> Any:
+        made, size = make(*rows), trainer.get_total_train_batch_size(trainer.args)
+        whole = len(made) // size * size
+        if whole in (0, len(made)) or len(made) != len(trainer.train_dataset):
+            return made
+        if isinstance(made, RandomSampler):  # which accelerate seeds anew: it must stay one
+            made._num_samples = whole
+            return made
+        return _FirstRows(made, whole)
+
+    return sampler
 
 
 def last_whole_step(checkpoints: Path) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, PartialState
 from datasets import Dataset
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.hf_trainer import RowSftTrainer
@@ -81,6 +82,37 @@ def test_what_is_resumed_after_its_last_step_makes_no_other(checkpoint: Path, tm
     assert (tmp_path / "checkpoint-3" / hf_trainer.COMPLETE).exists()
     assert results[0][1] == results[1][1]
     assert all(torch.equal(results[0][0][name], value) for name, value in results[1][0].items())
+
+
+@pytest.mark.parametrize("strategy", ["random", "sequential"])
+def test_steps_are_those_of_whole_global_batches(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """11 rows by 4, in any micro-batches over one process or two: two steps of an epoch, each of the same rows."""
+
+    def steps(processes: int, micro: int) -> list[set[int]]:
+        accumulation = 4 // (processes * micro)
+        batches: dict[int, list[set[int]]] = {}
+        for rank in range(processes):
+            how = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation}
+            made: Any = trainer(
+                RowSftTrainer, checkpoint, tmp_path, dataloader_drop_last=True, train_sampling_strategy=strategy, **how
+            )
+            made.train_dataset = Dataset.from_list([{"input_ids": [5 + n, 2], "labels": [-100, 2]} for n in range(11)])
+            made.train = lambda **_: None
+            hf_trainer.train(made, tmp_path, lambda *_: nullcontext())
+            for state in (PartialState._shared_state, AcceleratorState._shared_state):
+                monkeypatch.setitem(state, "num_processes", processes)
+                monkeypatch.setitem(state, "process_index", rank)
+            for place, batch in enumerate(made.get_train_dataloader()):
+                batches.setdefault(place // accumulation, []).append(set(batch["input_ids"][:, 0].tolist()))
+            monkeypatch.undo()
+        assert {len(rows) for rows in batches.values()} == {4 // micro}
+        return [set().union(*rows) for rows in batches.values()]
+
+    expected = steps(1, 4)
+    assert [len(rows) for rows in expected] == [4, 4]
+    assert [steps(*how) for how in ((1, 2), (1, 1), (2, 2), (2, 1))] == [expected] * 4
 
 
 def test_the_bar_carries_the_loss_and_nothing_else_is_printed(
