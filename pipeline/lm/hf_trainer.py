@@ -57,7 +57,7 @@ OWNED = {
     **dict.fromkeys(("save_total_limit", "dataset_kwargs", "remove_unused_columns", "dataset_text_field", "packing",
         "padding_free", "completion_only_loss", "assistant_only_loss", "eos_token", "pad_token", "chat_template_path",
         "model_init_kwargs", "truncation_mode", "auto_find_batch_size", "label_smoothing_factor", "logging_steps",
-        "logging_strategy", "logging_first_step"), ""),
+        "logging_strategy", "logging_first_step", "save_only_model"), ""),
     "beta": "{}.kl_coef or ppo.kl_coef",
     "num_generations": "{}.samples_per_prompt",
     "generation_batch_size": "{}.rollouts",
