@@ -53,6 +53,7 @@ OWNED = {
     "data_seed": "seed",
     "use_cpu": "CUDA_VISIBLE_DEVICES in the environment",
     "resume_from_checkpoint": "the same command again, which resumes",
+    "report_to": "ppo.report_to",
     "max_length": "model.max_text_tokens (texts are never cut; model.too_long: drop leaves longer ones out)",
     **dict.fromkeys(("save_total_limit", "dataset_kwargs", "remove_unused_columns", "dataset_text_field", "packing",
         "padding_free", "completion_only_loss", "assistant_only_loss", "eos_token", "pad_token", "chat_template_path",
@@ -77,7 +78,6 @@ JUDGED = frozenset({"do_eval", "load_best_model_at_end", "metric_for_best_model"
 """Arguments, with eval_*, about evaluation while training, for which the stages hand over no rows."""
 LAUNCHED = frozenset({"deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config", "fp16"})
 """Arguments of transformers' trainers that would ask for a strategy or a precision past the launcher and this table."""
-LOCAL_TRACKERS = ("none", "tensorboard")
 
 
 def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed: Collection[str] = ()) -> None:
@@ -99,12 +99,10 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed:
                 f"{section}.trainer_args.{key} is the launcher's: remove it, and take launch/ddp.yaml or "
                 "launch/fsdp2.yaml (mixed_precision bf16 or no)"
             )
-        trackers = given[key] if isinstance(given[key], list) else [given[key]]
-        elsewhere = key == "report_to" and set(map(str, trackers)) - set(LOCAL_TRACKERS)
-        if elsewhere or "hub" in key or key.startswith("trackio"):
+        if "hub" in key or key.startswith("trackio"):
             raise UserError(
-                f"{section}.trainer_args.{key} would publish what the run holds: remove it (report_to takes"
-                f" {' or '.join(LOCAL_TRACKERS)}), and upload by hand what you mean to"
+                f"{section}.trainer_args.{key} would publish what the run holds: remove it, and upload by hand what you"
+                " mean to"
             )
         if key not in names:
             raise UserError(f"{section}.trainer_args: trl.{schema.__name__} has no '{key}'{nearest(key, names)}")
