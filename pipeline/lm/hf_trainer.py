@@ -58,7 +58,8 @@ OWNED = {
     **dict.fromkeys(("save_total_limit", "dataset_kwargs", "remove_unused_columns", "dataset_text_field", "packing",
         "padding_free", "completion_only_loss", "assistant_only_loss", "eos_token", "pad_token", "chat_template_path",
         "model_init_kwargs", "truncation_mode", "auto_find_batch_size", "label_smoothing_factor", "logging_steps",
-        "logging_strategy", "logging_first_step", "save_only_model"), ""),
+        "logging_strategy", "logging_first_step", "save_only_model", "top_k", "min_p", "repetition_penalty",
+        "generation_kwargs", "cache_implementation", "use_transformers_paged"), ""),
     "beta": "{}.kl_coef or ppo.kl_coef",
     "num_generations": "{}.samples_per_prompt",
     "generation_batch_size": "{}.rollouts",
@@ -67,6 +68,7 @@ OWNED = {
     "temperature": "ppo.temperature",
     "top_p": "ppo.top_p",
     "max_completion_length": "model.max_response_tokens",
+    "chat_template_kwargs": "model.chat_template_kwargs",
     "use_vllm": "rollout.engine",
 }
 """Arguments that a stage sets itself -> the keys that do what is meant; "" where there is none. {}: the section."""

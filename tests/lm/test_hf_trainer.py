@@ -47,6 +47,8 @@ def test_what_a_stage_owns_is_refused_with_the_key_that_does_it(section: str) ->
     assert "max_length" in owned or fixed
     assert {"logging_steps", "logging_strategy", "logging_first_step"} <= owned  # histories have a line a step
     assert "save_only_model" in owned  # a resumed run needs its optimiser
+    unread = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "chat_template_kwargs"}
+    assert not unread & names - owned  # responses are drawn by the pipeline
     for key in owned:
         message = rf"^{section}\.trainer_args\.{key} is set by the stage itself: (use|remove)"
         with pytest.raises(UserError, match=message) as caught:
