@@ -64,6 +64,15 @@ def _powers(base: int, count: int) -> np.ndarray:
     return np.multiply.accumulate(powers)
 
 
+def prompts_of(places: np.ndarray, prompts: np.ndarray, size: int) -> np.ndarray:
+    """(size,) int64: the number of different prompts (n,) uint64 that stand at each place (n,) int64."""
+    order = np.lexsort((prompts, places))
+    places, prompts = places[order], prompts[order]
+    first = np.ones(len(places), bool)
+    first[1:] = (places[1:] != places[:-1]) | (prompts[1:] != prompts[:-1])
+    return np.bincount(places[first], minlength=size)
+
+
 class ShingledRows:
     """The shingles of demonstrations or prompts."""
 
@@ -95,10 +104,11 @@ class NearCopies:
         self._rows, self._known = rows, rows.known
         self._found: list[np.ndarray] = [np.empty((3, 0), dtype=np.int64)]  # place in `known`, pair, side
         self._sizes: list[np.ndarray] = [np.empty((0, 2), dtype=np.int64)]
+        self._prompts: list[np.ndarray] = [np.empty(0, dtype=np.uint64)]
         self._pairs = 0
 
-    def look(self, sides: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """sides: of each pair the shingles that its one and its other response alone have."""
+    def look(self, sides: list[tuple[np.ndarray, np.ndarray]], prompts: np.ndarray) -> None:
+        """sides: of each pair the shingles that its one and its other response alone have. prompts: uint64 digests."""
         sizes = np.array([[len(one), len(other)] for one, other in sides], dtype=np.int64)
         hashes = np.concatenate([side for pair in sides for side in pair])
         owner = np.repeat(np.arange(2 * len(sides)), sizes.ravel())
@@ -106,6 +116,7 @@ class NearCopies:
         hit = np.append(self._known, np.uint64(0))[place] == hashes if len(self._known) else np.zeros(len(hashes), bool)
         self._found.append(np.stack([place[hit], owner[hit] // 2 + self._pairs, owner[hit] % 2]))
         self._sizes.append(sizes)
+        self._prompts.append(prompts)
         self._pairs += len(sides)
 
     def one_sided(self, public: np.ndarray) -> np.ndarray:
@@ -115,7 +126,7 @@ class NearCopies:
         hashes, rows = self._rows.counted(public)
         at = np.searchsorted(self._known, hashes)
         shown = np.bincount(at, minlength=len(self._known)) > 0
-        alone = (np.bincount(place, minlength=len(self._known)) == 1)[place]
+        alone = (prompts_of(place, np.concatenate(self._prompts)[pair], len(self._known)) == 1)[place]
         sizes = sizes - _per_side(pair[~alone], side[~alone], len(sizes))
         mine = shown[place] & alone
         place, pair, side = place[mine], pair[mine], side[mine]

@@ -40,7 +40,7 @@ from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.inputs import rows_of_file
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.letters import Turns, last_question, turns
-from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
+from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler, prompts_of
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import run_splits
@@ -296,13 +296,14 @@ class _Comparison:
         self._known, self._known_prompts = np.unique(texts.found[0]), np.unique(texts.prompts)
         self._shared = [np.empty((0, 2 * PARTS), dtype=np.int64)]  # places in `_known`: of the one; of the other
         self._which = [np.empty(0, dtype=np.int64)]  # pair of each row of these
+        self._asked = [np.empty(0, dtype=np.uint64)]  # its prompt
         self._prompts = [np.empty(0, dtype=np.uint64)]  # of pairs, those that are prompts of the file
         self._near, self._contained = NearCopies(texts.shingled), ContainedAnswers(texts.searched)
         self._pairs = 0
 
     def look(self, looked: LookedPairs) -> None:
         """The result of `Digests.of_pairs`."""
-        self._near.look(looked.sides)
+        self._near.look(looked.sides, looked.digests[:, -1])
         self._contained.look(looked.texts)
         prompts = np.unique(looked.digests[:, -1])
         self._prompts.append(prompts[places(self._known_prompts, prompts) >= 0])
@@ -311,20 +312,25 @@ class _Comparison:
         shared = np.flatnonzero((found >= 0).any(axis=1))
         self._shared.append(found[shared])
         self._which.append(shared + self._pairs)
+        self._asked.append(looked.digests[shared, -1])
         self._pairs += len(looked.digests)
 
     def result(self) -> Overlap:
         """One-sided: unequal counts, also in proportion to how many pairs hold each response; of the responses alone
-        and of letters only where one pair holds each."""
+        and of letters only where pairs of one prompt hold each, however many: annotators and rankings give several."""
         shared = np.concatenate(self._shared)
+        asked = np.broadcast_to(np.concatenate(self._asked)[:, None], shared.shape)
         digests, history_of = self._texts.found
         public = np.isin(self._texts.prompts, np.concatenate(self._prompts))
         counted = digests[(history_of < 0) | ~public[history_of]]
         counts = np.bincount(np.searchsorted(self._known, counted), minlength=len(self._known))
         holders = np.bincount(shared[shared >= 0], minlength=len(self._known))
-        counts, holders = np.append(counts, (0, 0))[shared], np.append(holders, (1, 1))[shared]  # the last: not found
+        prompts = prompts_of(shared[shared >= 0], asked[shared >= 0], len(self._known))
+        # The last two: not found.
+        counts, holders = np.append(counts, (0, 0))[shared], np.append(holders, (1, 1))[shared]
+        prompts = np.append(prompts, (1, 1))[shared]
         one, other = holders[:, :PARTS], holders[:, PARTS:]
-        common = (np.maximum(one, other) > 1) & (np.arange(PARTS) >= 2)
+        common = (np.maximum(prompts[:, :PARTS], prompts[:, PARTS:]) > 1) & (np.arange(PARTS) >= 2)
         common |= (shared[:, :PARTS] == NO_DIGEST) | (shared[:, PARTS:] == NO_DIGEST)  # only one is long enough
         equal = (common | (counts[:, :PARTS] == counts[:, PARTS:])).all(axis=1)
         proportional = (common | (counts[:, :PARTS] * other == counts[:, PARTS:] * one)).all(axis=1)

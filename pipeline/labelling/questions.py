@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -69,8 +69,9 @@ class Question:
 
 def make_question(id: str, prompt: Text, one: Text, other: Text) -> Question:
     """The question about an unordered pair: response_a is the one whose SHA-256 is smaller. Raises: as `Question`."""
+    question = Question(id, prompt, one, other)
     first, second = sorted((one, other), key=lambda text: sha256(encode_text(text)).digest())
-    return Question(id, prompt, first, second)
+    return replace(question, response_a=first, response_b=second)
 
 
 def read_questions(path: Path) -> list[Question]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from private_rlhf.embedded import task
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OF_RELEASE, Recipe
 from private_rlhf.stages.declarations import STAGES, stage_of
-from support.overlap_looks import look
+from support.overlap_looks import look, prose
 from support.recipes import recipe_of
 
 PAIRS = [Pair(f"Say {i}.", f"yes {i}", f"no {i}") for i in range(40)]
@@ -96,6 +97,17 @@ def test_no_usual_form_is_a_disguise(disguise: str) -> None:
     assert look(LONG, [dress(pair.prompt, pair.first) for pair in LONG[:30]]) == (40, 30)
     both = [dress(pair.prompt, response) for pair in LONG[:30] for response in pair[1:]]
     assert look(LONG, both) == (40, 0)
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_no_usual_form_is_a_disguise_of_pairs_that_several_people_labelled(disguise: str) -> None:
+    """Nor of rankings, which hold each response in several pairs."""
+    dress = DISGUISES[disguise]
+    assert look([*LONG, *LONG, *LONG], [dress(pair.prompt, pair.first) for pair in LONG[:30]]) == (120, 90)
+    answers = {prompt: [prose(f"{prompt} {k}", 20) for k in range(4)] for prompt in ("Say it.", "Tell me.")}
+    ranked = [Pair(prompt, *two) for prompt, four in answers.items() for two in combinations(four, 2)]
+    assert look(ranked, [dress(prompt, four[0]) for prompt, four in answers.items()]) == (12, 6)
+    assert look(ranked, [dress(prompt, answer) for prompt, four in answers.items() for answer in four]) == (12, 0)
 
 
 def test_a_phrase_that_many_answers_share_is_no_sign() -> None:
