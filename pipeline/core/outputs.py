@@ -158,11 +158,11 @@ def _check_inputs(
     for each in inputs:
         if each is None or not str(each):
             continue
-        source = Path(each).expanduser()
         try:
+            source = Path(each).expanduser()
             same = place.exists() and source.exists() and place.samefile(source)
             same |= inside and source.is_dir() and source.resolve() in place.resolve().parents
-        except (OSError, ValueError):
+        except (OSError, ValueError, RuntimeError):  # the last: no such user's home
             continue
         if same:
             raise UserError(f"{option} {path} is an input of this command: choose another place")

@@ -22,11 +22,13 @@ class RewardVerdict:
     estimate: the accuracy on held-out labels, debiased to true labels, with its 95 % interval (unclipped) and n.
     noise: of the labels.
     share: n by all labels, in (0, 1): the share held out where each counts as one.
+    repeated: labels on one prompt count as fewer.
     """
 
     estimate: Mapping[str, Any]
     noise: LabelNoise | LevelledNoise
     share: float
+    repeated: bool = False
 
     @classmethod
     def of(cls, fit: Mapping[str, Any]) -> RewardVerdict | None:
@@ -35,7 +37,7 @@ class RewardVerdict:
         if not stated:
             return None
         share = stated["n"] / (fit["validation_pairs"] + fit["num_pairs"])
-        return cls(stated, noise_from_json(fit), share)
+        return cls(stated, noise_from_json(fit), share, stated["n"] < fit["validation_pairs"])
 
     @property
     def is_coin(self) -> bool:
@@ -61,6 +63,8 @@ class RewardVerdict:
         accuracy, high = self.estimate["value"], self.estimate["ci_high"]
         epsilon = "public labels" if self.noise.public else f"labels at epsilon {self.noise.epsilon:g}"
         epsilon = "labels at this mix of epsilons" if isinstance(self.noise, LevelledNoise) else epsilon
+        if withheld(self.estimate) and self.repeated:
+            return "labels on more prompts would show it"
         if withheld(self.estimate):
             return f"{_count(units_needed(self.estimate) / self.share)} {epsilon} would show it"
         if high <= 0.5:

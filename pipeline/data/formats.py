@@ -203,8 +203,10 @@ def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[
     """The texts with the system message and the tools of the row's columns."""
     check_lossy([row], (*SYSTEMS, *options.message_keys), BESIDE_PROMPT)
     if isinstance(texts[0], str) and len(row.keys() & {*_ASKED}) > 1:
-        prompt, first = words(texts[0]), 1 if len(texts) == 1 else None  # what follows a prompt is no part of it
-        asked = {name: asked_in(row.get(name))[:first] for name in _ASKED}
+        prompt = words(texts[0])
+        asked = {name: asked_in(row.get(name)) for name in _ASKED}
+        if len(texts) == 1:  # what follows a prompt in its conversation is no part of it
+            asked |= {name: asked[name][:1] for name in CONVERSATIONS}
         held = (name for name, said in asked.items() if said and all(words(text) in prompt for text in said))
         check_lossy([row], tuple(held), _ASKED)
     system = next((row[name] for name in SYSTEMS if is_filled(row.get(name))), None)

@@ -204,7 +204,7 @@ def check_output(path: Path) -> Path:
     if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"--output must be a file that can be written, got {path}: choose another")
     partial = path.with_name(f"{path.name}.partial")
-    if others := [each.name for each in partial.glob("*") if each.name != VERDICTS and not each.match(ANSWERS)]:
+    if others := [each.name for each in partial.glob("[!.]*") if each.name != VERDICTS and not each.match(ANSWERS)]:
         raise UserError(f"{partial} must hold answers and verdicts only, got {others[0]}: choose another --output")
     return partial
 

@@ -137,7 +137,8 @@ def load_whole(loader: Any, path: str | Path, allowed: Callable[[str], bool] = l
         model, info = loader.from_pretrained(str(path), output_loading_info=True, **how)
     for problem in ("missing", "unexpected", "mismatched"):
         keys = map(str, info[f"{problem}_keys"])
-        names = sorted(name for name in keys if not (allowed(name) or name.endswith(CAUSAL_MASKS)))
+        masks = CAUSAL_MASKS if problem == "unexpected" else ()
+        names = sorted(name for name in keys if not (allowed(name) or name.endswith(masks)))
         if names:
             raise ValueError(f"{len(names)} {problem} weights, such as {names[0]}")
     return model

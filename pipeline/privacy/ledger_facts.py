@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -89,18 +88,17 @@ def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
     return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)
 
 
-def source_totals(entries: list[dict[str, Any]], largest: float) -> dict[str, Any]:
-    """Per source: its releases, and the most that they can have given any record of it. largest: total of a record."""
+def source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Per source: its releases, and the largest ε of them with that of noisy counts. Of a record that was corrected the
+    draws add up, here or in another source: the ledger's total counts that."""
     totals: dict[str, Any] = {}
-    levels = [entry["epsilon"] for entry in entries if entry.get("kind", "labels") == "labels"]
-    join = operator.add if largest > max(levels, default=0.0) else max  # a label drawn again costs the largest ε
     for entry in entries:
-        total = totals.setdefault(entry["source"], {"releases": 0, "epsilon_total": 0.0})
+        total = totals.setdefault(entry["source"], {"releases": 0, "largest_epsilon": 0.0})
         total["releases"] += 1
         if entry.get("kind", "labels") == "labels" and entry["events"]:
-            total["epsilon_total"] = min(join(total["epsilon_total"], entry["epsilon"]), largest)
+            total["largest_epsilon"] = max(total["largest_epsilon"], entry["epsilon"])
     for source, total in totals.items():
-        total["epsilon_total"] += added_epsilon([entry for entry in entries if entry["source"] == source])
+        total["largest_epsilon"] += added_epsilon([entry for entry in entries if entry["source"] == source])
     return totals
 
 

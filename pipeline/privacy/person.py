@@ -58,8 +58,13 @@ def largest_person_epsilon(everyone: Iterable[Sequence[tuple[float, int]]], delt
         epsilons, counts = zip(*levels, strict=True)
         most[epsilons] = tuple(map(max, counts, most.get(epsilons, counts)))
         total = max(total, math.fsum(map(operator.mul, epsilons, counts)))
-    exact = (person_epsilon(list(zip(*profile, strict=True)), delta) for profile in most.items())
-    return min(total, max(exact, default=0.0))
+    profiles = [(math.fsum(map(operator.mul, *profile)), list(zip(*profile, strict=True))) for profile in most.items()]
+    largest = 0.0
+    for bound, levels in sorted(profiles, reverse=True):
+        if bound <= largest:  # at δ nobody loses more than at 0, so no profile after it does
+            break
+        largest = max(largest, person_epsilon(levels, delta))
+    return min(total, largest)
 
 
 def _losses(levels: Sequence[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray, float]:

@@ -84,7 +84,8 @@ def check_reward_verdict(run: RunDir, max_pairs: int | None) -> None:
     path = run.stage("reward") / "fit.json"
     verdict = RewardVerdict.of(read_json(path)) if path.is_file() else None
     if verdict is not None and verdict.is_coin:
-        remedy = "bring more labels" + ("" if max_pairs is None else f" or raise reward.max_pairs (now {max_pairs})")
+        remedy = "bring labels on more prompts" if verdict.repeated else "bring more labels"
+        remedy += "" if max_pairs is None else f" or raise reward.max_pairs (now {max_pairs})"
         raise RunStopped(
             f"the reward in {run.root} may be a coin: its held-out debiased accuracy is {verdict.stated}, and "
             f"{verdict.advice}; no policy was trained on it: {remedy}, raise privatize.epsilon, or go on with "

@@ -64,6 +64,13 @@ def test_an_accuracy_on_few_labels_is_withheld() -> None:
     assert verdict(0.6, 22, 2.0).stated.startswith("0.63")
 
 
+def test_labels_on_few_prompts_ask_for_prompts() -> None:
+    """Two thousand labels on ten prompts count as ten: no number of labels on these shows more."""
+    few = RewardVerdict.of(fit(0.85, 10, 2.0) | {"validation_pairs": 2000})
+    assert few is not None
+    assert few.advice == "labels on more prompts would show it"
+
+
 def test_the_page_says_what_was_trained_on_a_coin() -> None:
     said = verdict(0.5, 100, 2.0).sentence("PPO")
     assert said.endswith("; PPO trained the policy on it all the same (--accept-reward).")

@@ -213,6 +213,14 @@ def test_an_earlier_conversation_beside_the_prompt(tmp_path: Path, name: str, be
     assert list(read_prompts(write_jsonl(tmp_path, [row | {name: [*talk, *user("tea?")]}]))) == ["p"]
 
 
+@pytest.mark.parametrize("name", ["contexts", "options", "previous_messages"])
+def test_a_part_of_the_prompt_that_only_begins_in_it(tmp_path: Path, name: str) -> None:
+    parts = [*user("p"), *assistant("r"), *user("tea?")] if name == "previous_messages" else ["p", "lost"]
+    for read in (read_prompts, read_demonstrations):
+        with pytest.raises(UserError, match=f"line 1: has the column '{name}', which belongs to the prompt"):
+            list(read(write_jsonl(tmp_path, [{"prompt": "p", "response": "r", name: parts}])))
+
+
 @pytest.mark.parametrize("labels", [(None, False), (1, 0), ("True", "False"), (1.0, math.nan), (" FALSE ", "")])
 @pytest.mark.parametrize("writer", [write_jsonl, write_csv])
 def test_demonstrations_with_a_label_each(tmp_path: Path, labels: tuple[Any, Any], writer: Any) -> None:

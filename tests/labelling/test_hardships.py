@@ -98,6 +98,17 @@ def test_the_whole_way_has_the_due_rate(tmp_path: Path, tab: Tab) -> None:
     assert len(store.answers()) == 400
 
 
+def test_another_link_in_the_same_tab_is_another_person(store: AnswerStore, tab: Tab) -> None:
+    with serving(store) as server:
+        reach(tab, server, store.add_person("anna"))
+        other = store.add_person("ben")
+        tab.run(f"setTimeout(() => (location.hash = '{other}'), 20); 1")
+        tab.wait("typeof state !== 'undefined' && state.person === 'ben' && pass().then(() => true)")
+        answer(tab, "ArrowLeft")
+        delivered(tab)
+    assert [(person.name, person.given) for person in store.persons()] == [("anna", 0), ("ben", 1)]
+
+
 def test_reload_and_back_draw_nothing_again(store: AnswerStore, tab: Tab) -> None:
     with serving(store) as server:
         reach(tab, server, store.add_person("anna"))

@@ -16,7 +16,7 @@ from private_rlhf.data.release_import import divide
 from private_rlhf.labelling.labellers import FileDrop
 from private_rlhf.labelling.questions import make_question, read_questions, write_answers, write_questions
 from private_rlhf.labelling.store import AnswerStore
-from private_rlhf.labelling.tasks import export_bundle
+from private_rlhf.labelling.tasks import export_bundle, read_tasks
 
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(6)]
 DATA = {"prompt": "p", "answer1": "x", "answer2": "y"}
@@ -162,6 +162,13 @@ def test_a_bundle_without_a_statement_verifies_and_its_totals_are_counted(
     said = capsys.readouterr().out
     assert "as counted from its rows, largest total ε of any pair: 1; of any person: not known" in said
     assert "not known: it is not recorded where the labels were randomised" in said
+
+
+def test_lists_of_another_shape_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([{"id": 1, "data": {"prompt": "p?", "one": [{"text": "a"}], "other": [{"text": "b"}]}}]))
+    with pytest.raises(UserError, match=r"task 1: .*; fix or remove it"):
+        read_tasks(path, ("prompt", "one", "other"))
 
 
 def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from private_rlhf.privacy.card import privacy_card, render_markdown
 from private_rlhf.privacy.guarantee import guarantee
 from private_rlhf.privacy.keys import Lock, PrivacyKey, insecure_seed_key, keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan
+from private_rlhf.privacy.ledger_file import Book, LedgerFile
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.person import person_epsilon
 from support.ledger_releases import Event, events_of, merge, plan, release
@@ -132,6 +133,21 @@ def test_another_than_the_busiest_person_may_lose_most_at_delta(key: PrivacyKey)
     assert labelers["max_epsilon_at_delta"] == person_epsilon([(4.0, 1)], 1e-6) > 3.99
 
 
+def test_a_release_that_ends_meanwhile_hides_nothing(key: PrivacyKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes the file of totals that the book just read names."""
+    release(Ledger.open(key), events_of("ann", 3), 0.5)
+    ledger, read = Ledger.open(key), LedgerFile.read
+
+    def before_another(file: LedgerFile) -> Book:
+        monkeypatch.setattr(LedgerFile, "read", read)
+        book = read(file)
+        release(Ledger.open(key), events_of("bob", 5), 0.5)
+        return book
+
+    monkeypatch.setattr(LedgerFile, "read", before_another)
+    assert ledger.show()["labelers"]["count"] == 2
+
+
 @pytest.mark.parametrize(("epsilon", "count"), [(0.1, 3), (0.2, 3), (0.7, 19)])
 def test_a_budget_may_be_met_exactly(key: PrivacyKey, epsilon: float, count: int) -> None:
     """0.1 + 0.1 + 0.1 is above 0.3 in floats."""
@@ -149,8 +165,8 @@ def test_what_is_shown_and_exported(key: PrivacyKey, tmp_path: Path) -> None:
     ledger = Ledger.open(key)
     shown = ledger.show()
     assert shown["sources"] == {
-        "ward": {"releases": 2, "epsilon_total": 0.5},
-        "clinic": {"releases": 1, "epsilon_total": 1.0},
+        "ward": {"releases": 2, "largest_epsilon": 0.5},
+        "clinic": {"releases": 1, "largest_epsilon": 1.0},
     }
     assert shown["budgets"] == {"event": 2.0, "person": None}
     first = shown["releases"][0]
@@ -356,7 +372,7 @@ def test_noisy_counts_add_to_the_maximum_of_the_labels(key: PrivacyKey) -> None:
     facts = Ledger.open(key).show()
     assert facts["epsilon_total"] == 2.375
     assert facts["epsilon_of_counts"] == 0.375
-    assert facts["sources"]["s"] == {"releases": 5, "epsilon_total": 2.375}
+    assert facts["sources"]["s"] == {"releases": 5, "largest_epsilon": 2.375}
     assert [entry.get("kind") for entry in facts["releases"]] == [None, None, "counts", "counts", None]
     labelers = facts["labelers"]
     assert labelers["max_epsilon"] == 5 * 2.375
