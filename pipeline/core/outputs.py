@@ -147,14 +147,15 @@ def _guarded(folder: Path) -> str | None:
 
 def run_directory(place: Path) -> Path | None:
     """The run directory that the place lies in. A project's own recipe may be called recipe.yaml too."""
-    marks = "recipe.yaml", "environment.json"  # written together, before any stage starts
-    return next((each for each in place.resolve().parents if all((each / name).is_file() for name in marks)), None)
+    folders = (each for each in place.resolve().parents if (each / "recipe.yaml").is_file())
+    marks = "environment.json", "*/manifest.json"  # the first is written with the recipe, and somebody may remove it
+    return next((each for each in folders if any(any(each.glob(mark)) for mark in marks)), None)
 
 
 def _check_inputs(
     place: Path, path: Path, option: str, inputs: Iterable[str | Path | None], inside: bool = False
 ) -> None:
-    """The place is no input and, where `inside`, does not lie in one."""
+    """Check that the place is not an input and, with `inside`, that it does not lie in one."""
     for each in inputs:
         if each is None or not str(each):
             continue

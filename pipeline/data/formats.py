@@ -205,7 +205,7 @@ def _with_columns(texts: tuple[Text, ...], row: Row, options: Options) -> tuple[
     if isinstance(texts[0], str) and len(row.keys() & {*_ASKED}) > 1:
         prompt = words(texts[0])
         asked = {name: asked_in(row.get(name)) for name in _ASKED}
-        if len(texts) == 1:  # what follows a prompt in its conversation is no part of it
+        if len(texts) == 1:  # later turns of its conversation do not belong to a prompt
             asked |= {name: asked[name][:1] for name in CONVERSATIONS}
         held = (name for name, said in asked.items() if said and all(words(text) in prompt for text in said))
         check_lossy([row], tuple(held), _ASKED)

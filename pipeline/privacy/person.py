@@ -49,8 +49,8 @@ def person_epsilon(levels: Sequence[tuple[float, int]], delta: float) -> float:
 def largest_person_epsilon(everyone: Iterable[Sequence[tuple[float, int]]], delta: float) -> float:
     """An e at which the labels of each person, as `person_epsilon` takes them by rising ε, are (e, delta)-private.
 
-    The smallest one where each person's have one ε. Persons whose labels have the same several ε count as one who has
-    the most at each, and e is no larger than the largest Σ mε. 0 without persons.
+    The smallest such e where each person's labels have one ε. Persons who share a set of several ε count as one person
+    with the most labels at each. e is at most the largest Σ mε, and 0 without persons.
     """
     most: dict[tuple[float, ...], tuple[int, ...]] = {}
     total = 0.0

@@ -206,6 +206,16 @@ def test_a_project_s_own_recipe_makes_no_run_directory(tmp_path: Path) -> None:
     assert output_file(tmp_path / "own.key", "--output", secret=True) == tmp_path / "own.key"
 
 
+@pytest.mark.parametrize("mark", ["environment.json", "sft/manifest.json"])
+def test_either_mark_of_a_run_keeps_keys_out(tmp_path: Path, mark: str) -> None:
+    """environment.json names the hardware, so somebody may remove it before a run is passed on."""
+    (tmp_path / mark).parent.mkdir(exist_ok=True)
+    for name in ("recipe.yaml", mark):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match="from where things are released"):
+        output_file(tmp_path / "own.key", "--output", secret=True)
+
+
 def test_force_is_named_where_the_command_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.md").write_text("my page")
     monkeypatch.chdir(tmp_path)
