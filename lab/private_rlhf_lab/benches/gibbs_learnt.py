@@ -19,6 +19,7 @@ import csv
 import functools
 import itertools
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -48,8 +49,10 @@ from private_rlhf_lab.bed_rows import rows_of
 from private_rlhf_lab.benches.epsilon_tables import share_of
 from private_rlhf_lab.benches.gibbs_losses import LOSSES, huber, prefix_variance, utilities
 
-BATCH, READ = 16, 64
-"""Answers to a step, and to a forward pass without a gradient."""
+BATCH, GROUP, READ = 16, 8, 64
+"""Answers to a step, at most of one prompt in a step's loss, and to a forward pass without a gradient."""
+CHOICES = 100
+"""At most so many choices of candidates are averaged: eight stored answers have 70 of four."""
 SPLITS = ("held-out", "training")
 """Prompts on which policies are measured: every fourth one, and up to `TRAINING` of those that are learnt from."""
 TRAINING = 24
@@ -64,12 +67,14 @@ class Setting:
     Attributes:
         loss: of `WHOLE`, or `prefixes` (`prefix_variance`).
         prompts: to learn from, at even distances; None: all that are not held out.
-        answers: to each prompt.
+        answers: to each prompt; more than `GROUP` are shared out over the steps of a pass.
         passes: over them.
+        steps: after which learning stops; None: at the end of the passes.
         rate: of AdamW at the start.
-        rank: of the adapter; None for that of gvpo.lora.
+        rank, layers: of the adapter; None for those of gvpo.lora.
         averaged: take the mean of the weights over the second half of the steps.
         seed: of the adapter and of the order of the prompts.
+        target: `score` (r̂), or `truth` (r*), which is then both learnt from and measured as r̂.
     """
 
     loss: str = "variance"
@@ -80,6 +85,9 @@ class Setting:
     rank: int | None = None
     averaged: bool = False
     seed: int = 0
+    steps: int | None = None
+    layers: int | None = None
+    target: str = "score"
 
 
 class Bench:
@@ -110,6 +118,10 @@ class Bench:
             raise UserError(f"{run.root} must hold gvpo/replay: run its recipe with aligner=gvpo first")
         return cls(load_recipe(Recipe, run.root / "recipe.yaml", []), run.stage("sft") / "model", Answers.load(shards))
 
+    def target(self, setting: Setting) -> torch.Tensor:
+        """Return the rewards that the policy learns from, (M, K) float64."""
+        return self.truth if setting.target == "truth" else self.score
+
     def prompts(self, setting: Setting, split: str) -> list[int]:
         """Return the prompts on which the policy is measured."""
         if split == "held-out":
@@ -126,12 +138,13 @@ class Bench:
         return evenly_spaced(self.shown, setting.prompts)
 
     @functools.cache  # noqa: B019 - one bench a process
-    def reader(self, rank: int | None) -> tuple[PolicyReader, list[torch.Tensor]]:
+    def reader(self, rank: int | None, layers: int | None) -> tuple[PolicyReader, list[torch.Tensor]]:
         """Return a policy with a new adapter, which keeps the states of all answers; log π_ref by answer and token."""
         lora = self.recipe.gvpo.lora
         assert lora is not None
         base = load_causal_lm(self.home, self.recipe.model.dtype)
-        adapted = add_lora(base, lora if rank is None else replace(lora, rank=rank), 0)
+        lora = replace(lora, rank=rank or lora.rank, last_layers=layers or lora.last_layers)
+        adapted = add_lora(base, lora, 0)
         model = PolicyWithValue(adapted, base.config.hidden_size).eval()
         reader = PolicyReader(
             make_accelerator(declared_world()), model, None, self.renderer.tokenizer, self.recipe.ppo.temperature, False
@@ -141,7 +154,7 @@ class Bench:
 
     def log_ratios(self, setting: Setting, rows: Sequence[int]) -> torch.Tensor:
         """Return log(π/π_ref) by answer and token, (B, C), 0 at padding."""
-        reader, reference = self.reader(setting.rank)
+        reader, reference = self.reader(setting.rank, setting.layers)
         answers = self.answers
         batch = reader.batch([answers.prompts[i] for i in rows], [answers.responses[i] for i in rows], rows)
         logprobs: torch.Tensor = reader.bare(batch, self.recipe.ppo.temperature)[0]
@@ -151,7 +164,7 @@ class Bench:
 
     def learn(self, setting: Setting) -> dict[str, Any]:
         """Learn with a new adapter; return the steps, the seconds of this process and the loss of each pass."""
-        policy = self.reader(setting.rank)[0].bare.policy
+        policy = self.reader(setting.rank, setting.layers)[0].bare.policy
         generator = torch.Generator().manual_seed(setting.seed)
         learnt = {name: each for name, each in policy.named_parameters() if each.requires_grad}
         for name, parameter in sorted(learnt.items()):
@@ -159,18 +172,18 @@ class Bench:
             parameter.data.uniform_(-spread, spread, generator=generator)
         optimizer = torch.optim.AdamW(learnt.values(), weight_decay=0.0)
         values = self.prefix_values() if setting.loss == "prefixes" else []
-        utility = utilities(self.score, self.kl_coef).float()
+        utility = utilities(self.target(setting), self.kl_coef).float()
         losses: list[float] = []
         mean: list[torch.Tensor] = []
-        steps = list(self.groups(setting, generator))
+        steps = list(self.groups(setting, generator))[: setting.steps]
         started = time.process_time()
-        for step, picked in enumerate(tqdm(steps, desc=setting.loss)):
-            rows = [row for prompt in picked for row in self.rows[prompt][: setting.answers]]
+        for step, groups in enumerate(tqdm(steps, desc=setting.loss)):
+            rows = [self.rows[prompt][column] for prompt, columns in groups for column in columns]
             ratio = self.log_ratios(setting, rows)
             if values:
-                loss = prefix_variance(ratio, [values[row] for row in rows], setting.answers)
+                loss = prefix_variance(ratio, [values[row] for row in rows], len(groups[0][1]))
             else:
-                wanted = utility[picked, : setting.answers]
+                wanted = torch.stack([utility[prompt, columns.start : columns.stop] for prompt, columns in groups])
                 loss = WHOLE[setting.loss](ratio.sum(dim=1).reshape(wanted.shape), wanted)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(learnt.values(), self.recipe.ppo.max_grad_norm)
@@ -189,11 +202,18 @@ class Bench:
         by_pass = [float(np.mean(part)) for part in np.array_split(losses, setting.passes)]
         return {"steps": len(steps), "seconds": round(time.process_time() - started), "losses": by_pass}
 
-    def groups(self, setting: Setting, generator: torch.Generator) -> Iterator[list[int]]:
-        """Yield the prompts of each step; a pass is a permutation, of which the rest of a last step is left out."""
-        prompts, size = self.learnt(setting), BATCH // setting.answers
+    def groups(self, setting: Setting, generator: torch.Generator) -> Iterator[list[tuple[int, range]]]:
+        """Yield the groups of each step, as a prompt and the columns of its answers.
+
+        A pass is a permutation of all groups, of which the rest of a last step is left out. So is the rest of a
+        prompt's last group.
+        """
+        count = min(setting.answers, GROUP)
+        columns = [range(start, start + count) for start in range(0, setting.answers - count + 1, count)]
+        groups = list(itertools.product(self.learnt(setting), columns))
+        size = BATCH // count
         for _ in range(setting.passes):
-            order = [prompts[i] for i in torch.randperm(len(prompts), generator=generator).tolist()]
+            order = [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
             yield from (order[start : start + size] for start in range(0, len(order) - size + 1, size))
 
     def prefix_values(self, ridge: float = 300.0) -> list[torch.Tensor]:
@@ -202,7 +222,7 @@ class Bench:
         A ridge regression reads the expectation from the states of π_ref below its first adapted layer. Those of a
         prompt are predicted by the answers to four fifths of the others; held-out prompts take no part.
         """
-        reader, answers = self.reader(None)[0], self.answers
+        reader, answers = self.reader(None, None)[0], self.answers
         centred = (self.score - self.score.mean(dim=1, keepdim=True)) / self.kl_coef
         states, target, fold = [], [], []
         for prompt, (k, row) in itertools.product(self.shown, enumerate(range(self.score.shape[1]))):
@@ -235,7 +255,8 @@ class Bench:
         parts = [rows[start : start + READ] for start in range(0, len(rows), READ)]
         ratio = torch.cat([self.log_ratios(setting, part).sum(dim=1) for part in parts]).double()
         shape = len(prompts), self.score.shape[1]
-        return gains(ratio.reshape(shape).numpy(), self.score[prompts], self.truth[prompts], self.kl_coef)
+        score = self.target(setting)[prompts]
+        return gains(ratio.reshape(shape).numpy(), score, self.truth[prompts], self.kl_coef)
 
     def row(self, setting: Setting) -> dict[str, Any]:
         """Return the row of `setting`: the policy learnt, and measured on both splits."""
@@ -266,16 +287,22 @@ def gains(ratio: np.ndarray, score: torch.Tensor, truth: torch.Tensor, kl_coef: 
 
 
 def candidates(score: torch.Tensor, truth: torch.Tensor, kl_coef: float) -> list[dict[str, float]]:
-    """Return the Gibbs policy's mean gains in J by the number of answers that it picks among, over all choices of them.
+    """Return the Gibbs policy's mean gains in J by the number of answers that it picks among.
 
-    Also ± 95 % over prompts. What it gains among all answers there are is the row without an end (`candidates` inf), by
-    r̂ and as if r̂ were normal: then the gain is half the variance of r̂ over kl_coef.
+    The mean is over all choices of them, or over `CHOICES` drawn ones where there are more. Also ± 95 % over prompts.
+    What it gains among all answers there are is the row without an end (`candidates` inf), by r̂ and as if r̂ were
+    normal: then the gain is half the variance of r̂ over kl_coef.
     """
-    rows = []
-    for count in (2, 4, 8):
+    rows, stored = [], score.shape[1]
+    for count in (count for count in (2, 4, 8, 16, 32, 64) if count <= stored):
+        if math.comb(stored, count) <= CHOICES:
+            choices = [list(picked) for picked in itertools.combinations(range(stored), count)]
+        else:
+            draws = np.random.default_rng(count)
+            choices = [draws.choice(stored, count, replace=False).tolist() for _ in range(CHOICES)]
         parts = [
             gains(score[:, picked].numpy() / kl_coef, score[:, picked], truth[:, picked], kl_coef)
-            for picked in map(list, itertools.combinations(range(score.shape[1]), count))
+            for picked in choices
         ]
         row = {"candidates": float(count)}
         for name, key in (("r̂", "gibbs score"), ("r*", "gibbs truth"), ("KL", "kl")):
@@ -349,7 +376,7 @@ def main() -> None:
     write_table(candidates(bench.score, bench.truth, bench.kl_coef), options.output / "candidates.csv")
     path = options.output / "rows.jsonl"
     for setting in wanted:
-        if any(row["setting"] == asdict(setting) for row in rows_of(path, lambda _: bed)):
+        if any(Setting(**row["setting"]) == setting for row in rows_of(path, lambda _: bed)):
             continue
         row = bench.row(setting)
         with appending(path) as keep:

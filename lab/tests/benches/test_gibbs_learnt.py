@@ -55,11 +55,34 @@ def test_held_out_prompts_are_not_learnt_from(bench: Bench) -> None:
     setting = Setting(answers=2, passes=2, prompts=16)
     steps = list(bench.groups(setting, torch.Generator()))
     assert [len(step) for step in steps] == [8] * 4
-    assert len({prompt for step in steps for prompt in step}) == 16
     learnt, held_out = ({*bench.prompts(setting, split)} for split in ("training", "held-out"))
-    assert {prompt for step in steps for prompt in step} == learnt
+    assert {prompt for step in steps for prompt, _ in step} == learnt
+    assert len(learnt) == 16
     assert not learnt & held_out
     assert len(held_out) == 8
+
+
+def test_the_truth_can_be_learnt_from_in_the_place_of_the_reward(bench: Bench) -> None:
+    """Were r* the opposite of r̂, a policy that learns from it would move away from what r̂ prefers."""
+    bench.truth = -bench.score
+    towards, away = (
+        np.mean(bench.row(Setting(answers=2, passes=4, rate=1e-2, target=target))["held-out"]["truth"])
+        for target in ("truth", "score")
+    )
+    assert towards > 0.1
+    assert away < -0.1
+
+
+def test_many_answers_are_shared_out_over_the_steps(bench: Bench) -> None:
+    """Of 27 answers to each of 16 prompts three groups of eight are learnt from, two groups in a step."""
+    setting = Setting(answers=27, prompts=16)
+    groups = [group for step in bench.groups(setting, torch.Generator()) for group in step]
+    learnt = bench.prompts(setting, "training")
+    assert sorted(groups, key=str) == sorted(
+        ((prompt, range(start, start + 8)) for prompt in learnt for start in (0, 8, 16)), key=str
+    )
+    stopped = Setting(answers=2, passes=4, steps=5)
+    assert bench.learn(stopped)["steps"] == 5
 
 
 def test_prefixes_have_no_variance_at_the_gibbs_policy_and_some_elsewhere() -> None:
@@ -105,6 +128,16 @@ def test_more_candidates_gain_more_up_to_what_a_normal_reward_allows() -> None:
     gain = [row["r̂"] for row in rows]
     assert gain[0] < gain[1] < gain[2] <= gain[3] == pytest.approx(0.01, abs=1e-3)
     assert all(row["r*"] < 0 for row in rows[:3])
+
+
+def test_many_candidates_are_drawn_instead_of_counted() -> None:
+    """Of 70 normal answers there are 10¹⁸ choices of 16; the gain among 64 is that among all answers there are."""
+    score = 0.1 * torch.randn(300, 70, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = candidates(score, score, 0.5)
+    assert [row["candidates"] for row in rows] == [2, 4, 8, 16, 32, 64, np.inf]
+    gain = [row["r̂"] for row in rows]
+    assert gain == sorted(gain)
+    assert gain[-2] == pytest.approx(gain[-1], abs=1e-3)
 
 
 def test_every_setting_is_asked_once() -> None:
