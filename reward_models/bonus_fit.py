@@ -102,7 +102,8 @@ def fit_ensemble(
 ) -> EnsembleBonus:
     """`num_heads` heads beside a `fit` to the same pairs, each started at its θ; deterministic in `seed`.
 
-    Head k is penalised by (λ/2)‖θ − θ_k⁰‖², θ_k⁰ ~ N(0, I/λ): to first order its covariance is then H⁻¹, Fisher's.
+    Head k is penalised by (λ/2)‖θ − θ_k⁰‖², θ_k⁰ ~ N(0, I/p) by the fit's prior p: to first order its covariance is
+    then H⁻¹, Fisher's.
     numbers: (m,) the pairs 0, 1, … that this process holds. ValueError for fewer than two heads, or a ridge of 0.
     """
     if num_heads < 2:
@@ -114,7 +115,7 @@ def fit_ensemble(
     for _ in range(num_heads):
         counts = torch.randint(fit.num_pairs, (fit.num_pairs,), generator=generator).bincount(minlength=fit.num_pairs)
         rows = torch.arange(len(problem)).repeat_interleave(counts if numbers is None else counts[numbers])
-        anchor = torch.randn(len(fit.theta), dtype=torch.float64, generator=generator) / fit.ridge**0.5
+        anchor = torch.randn(len(fit.theta), dtype=torch.float64, generator=generator) / fit.prior**0.5
         theta = minimize(problem.rows(rows), fit.ridge, fit.theta, anchor=anchor, tolerance=1e-4)
         heads.append(fit.basis.weight(theta))
     return EnsembleBonus(fit.weight, torch.stack(heads), fit.reward_bound, kappa)

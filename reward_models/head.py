@@ -18,13 +18,13 @@ from private_rlhf.core.noise_levels import LevelledNoise, joined
 from private_rlhf.data.render import prompt_key
 from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.basis import ALONE, Spread, pair_basis
-from private_rlhf.reward_models.linear import LinearFit, fit_linear
+from private_rlhf.reward_models.linear import LinearFit, fit_linear, ridge_in_units_of
 from private_rlhf.reward_models.losses import get_loss
 from private_rlhf.reward_models.ridge import (
     RidgeSelection,
     assign_folds,
+    default_ridges,
     ridge_by_evidence,
-    ridge_in_units_of,
     select_ridge,
 )
 
@@ -119,8 +119,10 @@ def _fit(
     if ridge == "evidence":
         one, other = (basis.coordinates(side) for side in features.sides)
         by_likelihood = ridge_by_evidence(one, other, ones, noise, settings.reward_bound, spread=spread)
-        ridge = ridge_in_units_of(get_loss(settings.loss), by_likelihood, noise)
-    ridges = None if ridge is None else [ridge]
+        ridge = ridge_in_units_of(get_loss(settings.loss), by_likelihood, noise, spread)
+    ridges = [ridge] if ridge is not None else default_ridges(basis.num_components)
+    if ridge is None and settings.loss != "uncorrected":
+        ridges = [ridge_in_units_of(get_loss(settings.loss), each, noise, spread) for each in ridges]
     labels = (torch.ones(len(judges)), noise_of_judges)
     selection = select_ridge(*judges.sides, *labels, ridges=ridges, folds=folds, **options)
     return fit_linear(*features.sides, ones, noise, ridge=selection.ridge, **options), selection

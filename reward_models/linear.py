@@ -44,8 +44,9 @@ _MAX_ITERATIONS = 200
 class LinearFit:
     """A fitted linear reward: `weight` w (d,) and `theta` (k,) float64 with w = Vθ.
 
-    `information` H (k, k) = Σ ω δg δgᵀ + λI at the optimum, with ω the expected information of the *privatised*
-    likelihood whatever the loss, so that H⁻¹ is the covariance that the bonus uses.
+    `information` H (k, k) = Σ ω δg δgᵀ + pI at the optimum, with ω the expected information of the *privatised*
+    likelihood whatever the loss, so that H⁻¹ is the covariance that the bonus uses. `prior` p is the precision of θ
+    for which the `ridge` λ stands: λ itself with that likelihood, less by the curvature of another loss.
     """
 
     weight: Tensor
@@ -54,6 +55,7 @@ class LinearFit:
     information: Tensor
     noise: LabelNoise | LevelledNoise
     ridge: float
+    prior: float
     reward_bound: float | None
     loss: str
     num_pairs: int
@@ -236,6 +238,15 @@ def _backtrack(
     return 0.0, reached
 
 
+def ridge_in_units_of(
+    loss: PreferenceLoss, ridge: float, noise: LabelNoise | LevelledNoise, spread: Spread = ALONE
+) -> float:
+    """The ridge that weighs as much against another loss as `ridge` against the private likelihood, at margin 0."""
+    zero = torch.zeros(len(noise) if isinstance(noise, LevelledNoise) else 1, dtype=torch.float64)
+    by_loss, by_likelihood = (float(spread.sum(part(zero, noise).sum())) for part in (loss.curvature, fisher_weight))
+    return ridge * (by_loss / by_likelihood)
+
+
 def fit_linear(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
@@ -261,6 +272,11 @@ def fit_linear(
     problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
     origin = torch.zeros(basis.num_components, dtype=torch.float64)
     theta = minimize(problem, ridge, origin, tolerance=tolerance)
-    information = problem.information(theta) + ridge * torch.eye(len(theta), dtype=torch.float64)
+    # `uncorrected` takes z for the truth: its θ has another scale, on which the ridge is the prior as it stands.
+    units = 1.0 if loss == "uncorrected" else ridge_in_units_of(problem.loss, 1.0, problem.noise, spread)
+    prior = ridge / units
+    information = problem.information(theta) + prior * torch.eye(len(theta), dtype=torch.float64)
     weight = basis.weight(theta)
-    return LinearFit(weight, theta, basis, information, problem.noise, float(ridge), reward_bound, loss, num_pairs)
+    return LinearFit(
+        weight, theta, basis, information, problem.noise, float(ridge), prior, reward_bound, loss, num_pairs
+    )

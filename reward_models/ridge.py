@@ -23,7 +23,7 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.noise_levels import AnyNoise, LevelledNoise, group_numbers
 from private_rlhf.reward_models.basis import ALONE, FeatureArray, FeatureBasis, Spread, identity_basis
 from private_rlhf.reward_models.linear import PairProblem, minimize, pair_problem
-from private_rlhf.reward_models.losses import PreferenceLoss, fisher_weight, get_loss
+from private_rlhf.reward_models.losses import get_loss
 from torch import Tensor
 
 MARGIN_SCALE = 0.7
@@ -156,9 +156,3 @@ def ridge_by_evidence(
     while (best := max((place, place - 1, place + 1), key=worth)) != place:
         place = best
     return ridges[place]
-
-
-def ridge_in_units_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise | LevelledNoise) -> float:
-    """The ridge that weighs as much against another loss as `ridge` against the private likelihood, at margin 0."""
-    zero = torch.zeros(len(noise) if isinstance(noise, LevelledNoise) else 1, dtype=torch.float64)
-    return ridge * float(loss.curvature(zero, noise).mean() / fisher_weight(zero, noise).mean())

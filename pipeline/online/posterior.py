@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.noise_levels import LevelledNoise, joined, mean_factor
-from private_rlhf.reward_models.linear import PairProblem, minimize
+from private_rlhf.reward_models.linear import PairProblem, minimize, ridge_in_units_of
 from private_rlhf.reward_models.losses import bound_slope, bounded_reward, check_signs, get_loss
-from private_rlhf.reward_models.ridge import MARGIN_SCALE, ridge_by_evidence, ridge_from_margin_scale, ridge_in_units_of
+from private_rlhf.reward_models.ridge import MARGIN_SCALE, ridge_by_evidence, ridge_from_margin_scale
 from torch import Tensor
 
 

@@ -28,7 +28,7 @@ def group_steps(prompts: Sequence[list[int]], size: int, groups_per_step: int, p
     without another to its prompt is left out: it has no gradient.
 
     Args:
-        prompts: token ids of each answer's prompt; equal ones stand together.
+        prompts: token ids of each answer's prompt; equal ones that stand apart, as those of two rounds, are as two.
         size: answers in a group.
         groups_per_step: groups that share a step; the last step of a pass may have fewer.
         passes: over all answers.

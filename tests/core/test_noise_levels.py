@@ -21,9 +21,9 @@ from private_rlhf.core.noise_levels import (
 )
 from private_rlhf.core.stats import wilson
 from private_rlhf.evaluation.forecast import margin_scale
-from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.linear import fit_linear, ridge_in_units_of
 from private_rlhf.reward_models.losses import LOSSES, fisher_weight
-from private_rlhf.reward_models.ridge import ridge_in_units_of, select_ridge
+from private_rlhf.reward_models.ridge import select_ridge
 from scipy.stats import binom
 
 LEVELS = (0.5, 1.0, 4.0)

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.reward_models.linear import PairProblem
+from private_rlhf.reward_models.bonus_fit import fit_ensemble
+from private_rlhf.reward_models.linear import PairProblem, fit_linear, ridge_in_units_of
 from private_rlhf.reward_models.losses import get_loss
 from private_rlhf.reward_models.ridge import (
     MARGIN_SCALE,
@@ -16,7 +17,6 @@ from private_rlhf.reward_models.ridge import (
     log_evidence,
     ridge_by_evidence,
     ridge_from_margin_scale,
-    ridge_in_units_of,
     select_ridge,
 )
 
@@ -83,3 +83,19 @@ def test_units_of_losses() -> None:
     assert ridge_in_units_of(get_loss("private_likelihood"), 3.0, noise) == pytest.approx(3.0)
     assert ridge_in_units_of(get_loss("private_least_squares"), 3.0, noise) == pytest.approx(6.0)
     assert ridge_in_units_of(get_loss("debiased"), 3.0, noise) > 3.0
+
+
+@pytest.mark.parametrize("loss", ["private_least_squares", "debiased"])
+def test_one_prior_gives_one_uncertainty_whatever_the_loss(loss: str) -> None:
+    """Γ is of the private labels' information and of the prior; the ridge of another loss has another unit."""
+    noise, drawn = LabelNoise.of(0.5), pairs(400, [0.5] * 6, 0.5, seed=1)
+    ridge = ridge_in_units_of(get_loss(loss), 12.0, noise)
+    fit, likely = fit_linear(*drawn, noise, ridge=ridge, loss=loss), fit_linear(*drawn, noise, ridge=12.0)
+    assert likely.prior == likely.ridge == 12.0
+    assert fit.prior == pytest.approx(12.0)
+    deviations, expected = (torch.linalg.inv(each.information).diagonal().sqrt() for each in (fit, likely))
+    assert torch.allclose(deviations, expected, rtol=0.05)
+    spread = fit_ensemble(fit, *drawn, num_heads=200).heads.std(dim=0)
+    assert torch.allclose(spread, expected, rtol=0.3)  # 200 heads: ±5 % each, and the fit's own curvature
+    trusting = fit_linear(*drawn, noise, ridge=12.0, loss="uncorrected")
+    assert trusting.prior == 12.0  # it takes z for the truth

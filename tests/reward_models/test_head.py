@@ -14,7 +14,8 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.bonus_fit import head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
-from private_rlhf.reward_models.linear import LinearFit
+from private_rlhf.reward_models.linear import LinearFit, ridge_in_units_of
+from private_rlhf.reward_models.losses import get_loss
 from support.pipeline_runs import ROOT
 
 DIM, PAIRS, TESTS = 128, 2430, 4000
@@ -79,6 +80,14 @@ def test_the_ridge_of_the_largest_evidence_does_as_well_and_needs_no_folds(world
     assert world.accuracy(fit) > world.accuracy(judged) - 0.01
     least_squares, _ = fit_head(world.training, EPSILON, recipe(ridge="evidence", loss="private_least_squares").reward)
     assert least_squares.ridge == pytest.approx(2 * fit.ridge)  # its curvature is twice the information at margin 0
+
+
+@pytest.mark.parametrize("loss", ["private_least_squares", "debiased"])
+def test_the_grid_stands_for_the_same_priors_with_every_loss(world: World, loss: str) -> None:
+    by_loss = {name: fit_head(world.training, EPSILON, recipe(loss=name).reward) for name in (loss, "uncorrected")}
+    unit = ridge_in_units_of(get_loss(loss), 1.0, LabelNoise.of(EPSILON))
+    assert by_loss[loss][1].ridges == pytest.approx([unit * each for each in by_loss["uncorrected"][1].ridges])
+    assert by_loss[loss][0].prior == pytest.approx(by_loss[loss][0].ridge / unit)
 
 
 def certainty(fit: LinearFit, world: World, scale: float = 1.0) -> float:
