@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,10 +56,12 @@ def person(
     if as_json:
         print_guarantee(people.person, budget, questions, target_delta, as_json=True)
         return
+    from private_rlhf.core.noise import upper_text
+
     best = guarantee_of(people.person, budget, questions, target_delta)
     print_lines(f"answers  ε of each  information  ε at δ = {target_delta:g}")
     for row in best.details["table"]:
-        exact = "-" if row["epsilon_at_delta"] is None else f"{row['epsilon_at_delta']:.4g}"
+        exact = "-" if row["epsilon_at_delta"] is None else upper_text(row["epsilon_at_delta"])
         line = f"{row['answers']:>7}  {row['epsilon']:>9.4g}  {row['information']:>11.4f}  {exact:>8}"
         print_lines(line + ("  <- best" if row["answers"] == best.details["answers"] else ""))
     print_lines(f"{best.statement}; information: of all answers together, relative to the best, at margin 0")
@@ -85,11 +86,13 @@ def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: 
 
 def print_guarantee(accountant: Callable[..., Guarantee], *values: Any, as_json: bool = False, **options: Any) -> None:
     """Print the accountant's guarantee in words, or as JSON. UserError: as `guarantee_of`."""
+    from private_rlhf.core.noise import bound_of
+
     promised = guarantee_of(accountant, *values, **options)
     if as_json:
         print_lines(json.dumps(promised.as_dict(), indent=2, allow_nan=False))
         return
-    factor = f"{math.exp(promised.epsilon):.4g}" if promised.epsilon < 700 else "e^ε"
+    factor = bound_of(promised.epsilon)
     words = f"ε = {promised.epsilon:.6g}: the odds of any guess change by at most a factor of {factor}"
     words += f", but for δ = {promised.delta:g}" if promised.delta else ""
     lines = [f"{name}: {_plain(value)}" for name, value in promised.details.items()]

@@ -96,6 +96,7 @@ def export(
 
 def as_text(facts: Mapping[str, Any]) -> str:
     """The facts of `Ledger.show` for reading: totals, budgets, and a table of the releases."""
+    from private_rlhf.core.noise import upper_text
     from private_rlhf.core.noise_levels import levels_text
 
     labelers = facts["labelers"]
@@ -109,7 +110,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     if labelers["count"]:
         lines.append(
             f"largest total of any one of {labelers['count']} labellers: ε = {labelers['max_epsilon']:g},"
-            f" or {labelers['max_epsilon_at_delta']:.3g} at δ = {labelers['delta']:g}"
+            f" or {upper_text(labelers['max_epsilon_at_delta'])} at δ = {labelers['delta']:g}"
         )
     if labelers["unattributed_events"]:
         lines.append(f"events that name no labeller: {labelers['unattributed_events']}")

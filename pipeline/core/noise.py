@@ -63,6 +63,11 @@ def bound_of(epsilon: float) -> str:
     return f"{math.ceil(10 * math.exp(epsilon)) / 10:,}" if epsilon < HARDLY else f"{math.ceil(math.exp(epsilon)):,}"
 
 
+def upper_text(epsilon: float) -> str:
+    """An upper bound on ε to three decimals, rounded up, without an exponent."""
+    return f"{math.ceil(1000 * epsilon) / 1000:.15g}" if epsilon < 1e9 else f"{epsilon:g}"
+
+
 def as_float(value: object) -> float:
     """The number as a float, also one of NumPy's; NaN for anything else and for an integer beyond any float."""
     try:

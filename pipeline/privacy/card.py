@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise import LabelNoise, upper_text
 from private_rlhf.core.noise_levels import levels_text
 from private_rlhf.privacy.guarantee import NO_CLAIM_ROW, dropped_text, status_of
 from private_rlhf.privacy.person import DELTA
@@ -129,7 +129,7 @@ def _person_level(
         return {"statement": "unknown: the data have no labeller column; a person with m events has m times epsilon"}
     events, total = labelers.get("most_events", sum(count for _, count in levels)), labelers["max_epsilon"]
     exact, delta = labelers.get("max_epsilon_at_delta", total), labelers.get("delta", DELTA)
-    statement = f"at most {events} events of one person: epsilon {total:g}, or {exact:.3g} at delta {delta:g}"
+    statement = f"at most {events} events of one person: epsilon {total:g}, or {upper_text(exact)} at delta {delta:g}"
     if labelers["unattributed_events"]:
         statement += f"; unknown for {labelers['unattributed_events']} events that name no labeller"
     facts = {"max_events": events, "epsilon": total, "epsilon_at_delta": exact, "delta": delta}

@@ -8,7 +8,7 @@ from typing import Any
 from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import epsilon_of
+from private_rlhf.core.noise import epsilon_of, upper_text
 from private_rlhf.privacy.card import card_rows as table_rows
 from private_rlhf.privacy.card import privacy_card
 from private_rlhf.privacy.guarantee import (
@@ -110,7 +110,7 @@ def _loss(labels: int, account: Guarantee) -> str:
     exact = account.details["exact"]
     return (
         f"{labels} label{'s' * (labels > 1)}: epsilon {account.epsilon:g} at delta 0,"
-        f" {exact['epsilon']:.3g} at delta {exact['delta']:g}"
+        f" {upper_text(exact['epsilon'])} at delta {exact['delta']:g}"
     )
 
 

@@ -88,7 +88,7 @@ def percent_interval(estimate: dict[str, Any]) -> str:
 
 def epsilon_text(epsilon: Any) -> str:
     """ε as printed: infinity is null in files."""
-    return "∞" if not known(epsilon) else significant(epsilon)
+    return "∞" if not known(epsilon) else significant(epsilon, 6)
 
 
 def duration(seconds: Any) -> str:

@@ -39,7 +39,7 @@ def test_without_json_a_guarantee_is_said_in_words(capsys: Capture) -> None:
     assert main(shlex.split("account person --answers 0.5:10,4:2")) == 0
     statement, odds, levels, exact, head, *assumed = capsys.readouterr().out.splitlines()
     assert statement.endswith("is 13-differentially private (delta = 0)")
-    assert odds == "ε = 13: the odds of any guess change by at most a factor of 4.424e+05"
+    assert odds == "ε = 13: the odds of any guess change by at most a factor of 442,414"
     assert levels == "by_level: epsilon 0.5, answers 10, total 5; epsilon 4, answers 2, total 8"
     assert (exact, head, len(assumed)) == ("exact: epsilon 13, delta 1e-06", "if", 3)
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from private_rlhf.core.noise import PUBLIC, LabelNoise, check_epsilon, epsilon_of, is_public
+from private_rlhf.core.noise import PUBLIC, LabelNoise, check_epsilon, epsilon_of, is_public, upper_text
 from private_rlhf.core.stats import Estimate
 
 EPSILONS = (1e-300, 1e-20, 1e-4, 0.5, 2.0, 37.0, 89.5, 1e300)
@@ -122,6 +122,15 @@ def test_statements_that_cannot_be(epsilon: object, keep: object, message: str) 
 def test_no_label_is_said_to_be_kept_for_certain(epsilon: float, share: str, per_cent: str) -> None:
     noise = LabelNoise.of(epsilon)
     assert (noise.keep_text(), noise.keep_text(percent=True)) == (share, per_cent)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [(2.0, "2"), (0.3, "0.3"), (33.3001, "33.301"), (83.53071, "83.531"), (1612.95412, "1612.955"), (math.inf, "inf")],
+)
+def test_a_bound_is_never_stated_below_its_value(epsilon: float, text: str) -> None:
+    assert upper_text(epsilon) == text
+    assert float(text) >= epsilon
 
 
 def test_a_label_that_is_nearly_always_kept_is_warned_of() -> None:

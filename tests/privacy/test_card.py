@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import upper_text
 from private_rlhf.privacy.card import NAMED_COLUMNS, ledger_rows, privacy_card, render_markdown
 from private_rlhf.privacy.guarantee import guarantee
 from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key
@@ -95,7 +96,8 @@ def test_card_with_labellers_adds_up() -> None:
     assert (card["person_level"]["epsilon"], card["person_level"]["max_events"]) == (50.0, 100)
     assert card["person_level"]["epsilon_at_delta"] == pytest.approx(33.3, abs=0.05)
     text = render_markdown(card)
-    assert "at most 100 events of one person: epsilon 50, or 33.3 at delta 1e-06" in text
+    exact = upper_text(card["person_level"]["epsilon_at_delta"])
+    assert f"at most 100 events of one person: epsilon 50, or {exact} at delta 1e-06" in text
     assert "unknown for 3 events that name no labeller" in text
 
 

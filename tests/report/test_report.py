@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import OUTSIDE
+from private_rlhf.core.noise import OUTSIDE, upper_text
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import ModelConfig, PrivatizeConfig, Recipe
@@ -373,7 +373,7 @@ def test_card_states_what_a_labeller_loses_and_claims_nothing_central(make_run: 
     ten = card["accounts"][1]["exact"]["epsilon"]
     assert ten == randomized_response(2.0, 10).details["exact"]["epsilon"] < 20.0
     text = render_markdown(facts, status, card)
-    assert f"10 labels: epsilon 20 at delta 0, {ten:.3g} at delta 1e-06" in text
+    assert f"10 labels: epsilon 20 at delta 0, {upper_text(ten)} at delta 1e-06" in text
     assert "| Central guarantee | none is claimed for the released policy" in text
     assert "none is claimed for the released policy" in Page(render_html(facts, status, card)).words
     facts = read_run(make_run(epsilon=math.inf, name="nonprivate"), STAGES)
