@@ -21,6 +21,7 @@ import itertools
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
+from private_rlhf.rl import reader as policy_reader
 from private_rlhf.rl.reader import PolicyReader
 from private_rlhf.rl.replay import REFERENCE, Answers
 from tqdm import tqdm
@@ -54,8 +56,10 @@ BATCH, GROUP, READ = 16, 8, 64
 CHOICES = 100
 """At most so many choices of candidates are averaged: eight stored answers have 70 of four."""
 SPLITS = ("held-out", "training")
-"""Prompts on which policies are measured: every fourth one, and up to `TRAINING` of those that are learnt from."""
-TRAINING = 24
+"""Prompts on which policies are measured: every fourth one, and up to `TRAINING` of those that are learnt from.
+
+The policy picks among at most `MEASURED` answers to each."""
+TRAINING, MEASURED = 24, 32
 WHOLE = {**LOSSES, "huber": huber}
 """Losses of whole answers."""
 
@@ -111,12 +115,15 @@ class Bench:
         self.score, self.truth = answers.score.double()[by_prompt], torch.tensor(truth).double()[by_prompt]
 
     @classmethod
-    def of(cls, run: RunDir) -> Bench:
-        """Read the run. UserError where stage gvpo has stored nothing."""
+    def of(cls, run: RunDir, most: float = math.inf) -> Bench:
+        """Read the run, at most so many answers to a prompt. UserError where stage gvpo has stored nothing."""
         shards = sorted((run.stage("gvpo") / "replay").glob(f"{REFERENCE}-*.safetensors"))
         if not shards:
             raise UserError(f"{run.root} must hold gvpo/replay: run its recipe with aligner=gvpo first")
-        return cls(load_recipe(Recipe, run.root / "recipe.yaml", []), run.stage("sft") / "model", Answers.load(shards))
+        answers, places = Answers.load(shards), defaultdict[tuple[int, ...], Iterator[int]](itertools.count)
+        kept = [i for i, prompt in enumerate(answers.prompts) if next(places[tuple(prompt)]) < most]
+        recipe = load_recipe(Recipe, run.root / "recipe.yaml", [])
+        return cls(recipe, run.stage("sft") / "model", answers.take(kept))
 
     def target(self, setting: Setting) -> torch.Tensor:
         """Return the rewards that the policy learns from, (M, K) float64."""
@@ -251,12 +258,12 @@ class Bench:
     def measure(self, setting: Setting, split: str) -> dict[str, list[float]]:
         """Return per prompt the gains over π_ref in r̂ and r*, the KL, and the Gibbs policy's gains in J."""
         prompts = self.prompts(setting, split)
-        rows = [row for prompt in prompts for row in self.rows[prompt]]
+        count = min(self.score.shape[1], MEASURED)
+        rows = [row for prompt in prompts for row in self.rows[prompt][:count]]
         parts = [rows[start : start + READ] for start in range(0, len(rows), READ)]
         ratio = torch.cat([self.log_ratios(setting, part).sum(dim=1) for part in parts]).double()
-        shape = len(prompts), self.score.shape[1]
-        score = self.target(setting)[prompts]
-        return gains(ratio.reshape(shape).numpy(), score, self.truth[prompts], self.kl_coef)
+        score, truth = self.target(setting)[prompts, :count], self.truth[prompts, :count]
+        return gains(ratio.reshape(len(prompts), count).numpy(), score, truth, self.kl_coef)
 
     def row(self, setting: Setting) -> dict[str, Any]:
         """Return the row of `setting`: the policy learnt, and measured on both splits."""
@@ -366,11 +373,13 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=SETTINGS, default=list(SETTINGS), help="of the questions")
     parser.add_argument("--setting", type=json.loads, action="append", default=[], help="JSON of one more row")
+    parser.add_argument("--answers", type=int, default=math.inf, help="at most so many to a prompt")
     parser.add_argument("--output", type=Path, default=Path("runs/learnt"))
     options = parser.parse_args()
+    policy_reader.KEPT_BYTES = 8 << 30  # each answer is asked for many times
     options.output.mkdir(parents=True, exist_ok=True)
     run = RunDir(options.run)
-    bench, bed = Bench.of(run), str(run.require("reward")["fingerprint"])
+    bench, bed = Bench.of(run, options.answers), str(run.require("reward")["fingerprint"])
     wanted = [Setting(**each) for each in options.setting]
     wanted = wanted or [setting for name in options.only for setting in SETTINGS[name]]
     write_table(candidates(bench.score, bench.truth, bench.kl_coef), options.output / "candidates.csv")

@@ -1,8 +1,9 @@
 """The methods, each a function of the same labels. What a method adds is written out; what all share is not repeated.
 
-Every arm that fits a reward chooses its ridge among RIDGES by the labels of a held-out fifth of the prompts and fits
-all labels again: equal effort for all. Its score there is the likelihood of z, or its own loss where it does not know
-α. The policy is π_ref·exp(r̂/kl_coef) unless the method has another. `trust`: who sees true labels.
+Every arm that fits a reward chooses its ridge among `ridges_of` by the labels of a held-out fifth of the prompts and
+fits all labels again: equal effort for all, but not equal priors. Its score there is the likelihood of z, or its own
+loss where it does not know α. The policy is π_ref·exp(r̂/kl_coef) unless the method has another. `trust`: who sees true
+labels.
 
     uncorrected        Bradley–Terry on z as if nothing had been flipped
     smoothing          conservative DPO's loss: targets (α, 1−α) on labels that were flipped already
@@ -94,13 +95,19 @@ def fit_at(
 def fit(bed: Bed, labels: Labels, loss: PreferenceLoss, score: PreferenceLoss | None = None) -> Fit:
     """With the ridge that a fifth of the prompts judges best by `score`, default the likelihood of z."""
     if loss.name not in labels.fits:
-        labels.fits[loss.name] = _fit(bed, labels, loss, score or get_loss("private_likelihood"))
+        score = score or get_loss("private_likelihood")
+        labels.fits[loss.name] = fit_among(ridges_of(labels), bed, labels, loss, score)
     made: Fit = labels.fits[loss.name]
     return made
 
 
-def _fit(bed: Bed, labels: Labels, loss: PreferenceLoss, score: PreferenceLoss) -> Fit:
-    ridges = [ridge_from_margin_scale(scale, labels.x.shape[1]) for scale in MARGIN_SCALES]
+def ridges_of(labels: Labels) -> list[float]:
+    """The eight ridges; as numbers they are the same for every loss, so that as priors they are not."""
+    return [ridge_from_margin_scale(scale, labels.x.shape[1]) for scale in MARGIN_SCALES]
+
+
+def fit_among(ridges: list[float], bed: Bed, labels: Labels, loss: PreferenceLoss, score: PreferenceLoss) -> Fit:
+    """With the one of `ridges` that a fifth of the prompts judges best by `score`."""
     out = torch.isin(labels.prompt, _a_fifth(bed, labels.seed))
     if not out.any() or out.all():
         return fit_at(labels, loss, ridges[3])

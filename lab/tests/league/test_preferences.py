@@ -16,6 +16,8 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
+from private_rlhf.reward_models.linear import ridge_in_units_of
+from private_rlhf.reward_models.losses import get_loss
 from private_rlhf_lab.cli import app
 from private_rlhf_lab.league import arms, central, preferences
 from private_rlhf_lab.league import pool as pool_module
@@ -231,3 +233,20 @@ def test_the_command_on_a_pool(tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"no pool")
     with pytest.raises(UserError, match="no pool of answers"):
         pool_bed(tmp_path / "bad.safetensors", 0.5)
+
+
+def test_with_equal_priors_least_squares_stands_where_the_likelihood_does() -> None:
+    """At ε = 0.1, where the eight numbers themselves cost it as much as they do on the page."""
+    likelihood, squares = get_loss("private_likelihood"), get_loss("private_least_squares")
+    lost, left = [], []
+    for seed in range(12):
+        bed = linear_bed(seed)
+        labels = draw_private(bed, 5000, 0.1, seed)
+        equal = [ridge_in_units_of(squares, ridge, labels.noise) for ridge in arms.ridges_of(labels)]
+        fits = [arms.fit(bed, labels, likelihood), arms.fit(bed, labels, squares)]
+        fits.append(arms.fit_among(equal, bed, labels, squares, likelihood))
+        best, as_published, with_equal_priors = (bed.gain(arms.gibbs(bed, fit).policy) for fit in fits)
+        lost.append(best - as_published)
+        left.append(best - with_equal_priors)
+    assert np.mean(lost) > 0.01
+    assert np.abs(left).max() < 1e-3
