@@ -42,7 +42,6 @@ from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
-from private_rlhf.rl import reader as policy_reader
 from private_rlhf.rl.reader import PolicyReader
 from private_rlhf.rl.replay import REFERENCE, Answers
 from tqdm import tqdm
@@ -100,10 +99,12 @@ class Bench:
     Attributes:
         rows: by prompt, the places of its K answers.
         score, truth: (M, K) float64, r̂ and r* by prompt.
+        once: take log π_ref from the store and keep no states, which pays where few answers are asked again. Losses of
+            prefixes need it False.
     """
 
-    def __init__(self, recipe: Recipe, home: Path, answers: Answers) -> None:
-        self.recipe, self.home, self.answers = recipe, home, answers
+    def __init__(self, recipe: Recipe, home: Path, answers: Answers, once: bool = False) -> None:
+        self.recipe, self.home, self.answers, self.once = recipe, home, answers, once
         self.renderer = make_renderer(recipe.model, load_tokenizer(home))
         self.kl_coef = recipe.ppo.kl_coef
         places: dict[tuple[int, ...], list[int]] = {}
@@ -115,7 +116,7 @@ class Bench:
         self.score, self.truth = answers.score.double()[by_prompt], torch.tensor(truth).double()[by_prompt]
 
     @classmethod
-    def of(cls, run: RunDir, most: float = math.inf) -> Bench:
+    def of(cls, run: RunDir, most: float = math.inf, once: bool = False) -> Bench:
         """Read the run, at most so many answers to a prompt. UserError where stage gvpo has stored nothing."""
         shards = sorted((run.stage("gvpo") / "replay").glob(f"{REFERENCE}-*.safetensors"))
         if not shards:
@@ -123,7 +124,7 @@ class Bench:
         answers, places = Answers.load(shards), defaultdict[tuple[int, ...], Iterator[int]](itertools.count)
         kept = [i for i, prompt in enumerate(answers.prompts) if next(places[tuple(prompt)]) < most]
         recipe = load_recipe(Recipe, run.root / "recipe.yaml", [])
-        return cls(recipe, run.stage("sft") / "model", answers.take(kept))
+        return cls(recipe, run.stage("sft") / "model", answers.take(kept), once)
 
     def target(self, setting: Setting) -> torch.Tensor:
         """Return the rewards that the policy learns from, (M, K) float64."""
@@ -156,15 +157,19 @@ class Bench:
         reader = PolicyReader(
             make_accelerator(declared_world()), model, None, self.renderer.tokenizer, self.recipe.ppo.temperature, False
         )
+        if self.once:
+            return reader, []
         read = reader.read(self.answers.prompts, self.answers.responses, READ, at_reference=True)[1]
         return reader, [torch.tensor(values) for values in read]
 
     def log_ratios(self, setting: Setting, rows: Sequence[int]) -> torch.Tensor:
-        """Return log(π/π_ref) by answer and token, (B, C), 0 at padding."""
+        """Return log(π/π_ref) by answer and token, (B, C), 0 at padding; with `once` its sum, (B, 1)."""
         reader, reference = self.reader(setting.rank, setting.layers)
         answers = self.answers
         batch = reader.batch([answers.prompts[i] for i in rows], [answers.responses[i] for i in rows], rows)
         logprobs: torch.Tensor = reader.bare(batch, self.recipe.ppo.temperature)[0]
+        if self.once:
+            return (logprobs.sum(dim=1) - answers.reference_logprob[rows])[:, None]
         return logprobs - torch.nn.utils.rnn.pad_sequence([reference[i] for i in rows], batch_first=True)
 
     # --- learning -----------------------------------------------------------------------------------------------------
@@ -374,12 +379,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=SETTINGS, default=list(SETTINGS), help="of the questions")
     parser.add_argument("--setting", type=json.loads, action="append", default=[], help="JSON of one more row")
     parser.add_argument("--answers", type=int, default=math.inf, help="at most so many to a prompt")
+    parser.add_argument("--once", action="store_true", help="keep no states: for many answers, asked once each")
     parser.add_argument("--output", type=Path, default=Path("runs/learnt"))
     options = parser.parse_args()
-    policy_reader.KEPT_BYTES = 8 << 30  # each answer is asked for many times
     options.output.mkdir(parents=True, exist_ok=True)
     run = RunDir(options.run)
-    bench, bed = Bench.of(run, options.answers), str(run.require("reward")["fingerprint"])
+    bench, bed = Bench.of(run, options.answers, options.once), str(run.require("reward")["fingerprint"])
     wanted = [Setting(**each) for each in options.setting]
     wanted = wanted or [setting for name in options.only for setting in SETTINGS[name]]
     write_table(candidates(bench.score, bench.truth, bench.kl_coef), options.output / "candidates.csv")

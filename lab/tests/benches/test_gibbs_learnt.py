@@ -51,6 +51,15 @@ def test_what_the_reward_prefers_becomes_likelier(bench: Bench, loss: str, avera
         assert again["held-out"] == row["held-out"]
 
 
+def test_the_store_s_log_probabilities_serve_as_well(bench: Bench) -> None:
+    setting = Setting(answers=2, rate=1e-2)
+    reference = torch.stack([each.sum() for each in bench.reader(None, None)[1]])
+    stored = Bench(bench.recipe, bench.home, replace(bench.answers, reference_logprob=reference), once=True)
+    expected, found = bench.row(setting)["held-out"], stored.row(setting)["held-out"]
+    assert all(np.allclose(found[name], values, atol=2e-3) for name, values in expected.items())
+    assert np.mean(expected["score"]) > 0.01
+
+
 def test_held_out_prompts_are_not_learnt_from(bench: Bench) -> None:
     setting = Setting(answers=2, passes=2, prompts=16)
     steps = list(bench.groups(setting, torch.Generator()))
