@@ -99,7 +99,7 @@ def invite(
     answers = AnswerStore.open(store)
     begin = (url or answers.url() or "http://127.0.0.1:8765").rstrip("/")
     known = {each.name for each in answers.persons()}
-    for name in names:
+    for name in dict.fromkeys(names):
         print_lines(f"{name}: {begin}/#{answers.add_person(name)}")
         if name in known:
             print_lines(

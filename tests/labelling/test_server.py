@@ -313,6 +313,13 @@ def test_a_wrong_url_makes_no_store_and_ends_no_link(
     assert client("POST", "/claim", claim(link, client.secret))[0] == 200
 
 
+def test_a_name_given_twice_gets_one_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two, the first would be void."""
+    AnswerStore(tmp_path / "s", 1.0).close()
+    assert main(["label", "invite", "--store", str(tmp_path / "s"), "anna", "ben", "anna"]) == 0
+    assert [each.partition(":")[0] for each in capsys.readouterr().out.splitlines()] == ["anna", "ben"]
+
+
 def test_links_have_the_server_s_address_and_no_request_is_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
