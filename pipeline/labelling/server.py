@@ -145,7 +145,7 @@ class LabelServer:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._socket.getsockname()[1])
         local = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", bracketed(host))}
-        self._names = frozenset(names | local)
+        self._names = frozenset(names | local | {name.removesuffix(":80") for name in local})
         self.url = (url or f"http://{bracketed(host)}:{self.port}").rstrip("/") + "/"
         self._routes = Starlette(
             routes=[

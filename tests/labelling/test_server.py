@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,6 +196,14 @@ def test_other_names_are_not_answered_for(anna: Client, host: str, status: int) 
     for path in ("/", "/questions", "/operator"):
         assert anna("GET", path, None, Host=host)[0] == status
     assert anna("POST", "/claim", "x" * CLAIM_BYTES, Host=host)[0] == (400 if status == 200 else 421)
+
+
+def test_at_port_80_names_without_a_port_are_answered_for(store: AnswerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Browsers leave :80 out of Host."""
+    listening = SimpleNamespace(setsockopt=lambda *_: None, getsockname=lambda: ("127.0.0.1", 80))
+    monkeypatch.setattr("socket.create_server", lambda *_, **__: listening)
+    names = LabelServer(store, port=80)._names
+    assert {"127.0.0.1", "127.0.0.1:80", "localhost", "[::1]"} <= names
 
 
 def test_an_answer_is_acknowledged_once_it_is_on_the_disk(
