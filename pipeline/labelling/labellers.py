@@ -155,11 +155,11 @@ def _same_terms(path: Path, terms: dict[str, object]) -> None:
     for name in (path.name, "questions.jsonl", "answers.jsonl", CHOSEN):
         sweep_temporaries(path.parent, name)
     try:
-        before = read_json(path)
+        before = {"kind": FileDrop.__name__} | read_json(path)  # one by hand states ε only
     except FileNotFoundError:
         write_json(path, terms, 0o600)
         return
-    except (OSError, DocumentError):
+    except (OSError, DocumentError, TypeError):
         before = None
     if before != terms:
         raise UserError(f"{path.parent}: was begun on other terms than {terms}; keep those, or choose another folder")

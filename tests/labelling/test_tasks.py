@@ -13,7 +13,7 @@ from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import divide
-from private_rlhf.labelling.labellers import FileDrop
+from private_rlhf.labelling.labellers import FileDrop, Terminal
 from private_rlhf.labelling.questions import make_question, read_questions, write_answers, write_questions
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.labelling.tasks import export_bundle, read_tasks
@@ -115,6 +115,22 @@ def test_a_pair_under_three_ids_is_charged_for_each_answer(tmp_path: Path, capsy
     assert said.count("largest total ε of any pair: 3; of any person: not known") == 2
     assert "as stated by whoever wrote answers.jsonl" not in said, "an unsigned manifest says less"
     assert "as stated by an unsigned manifest; not verified here" in said
+
+
+def test_a_folder_of_a_page_from_disk_is_exported(tmp_path: Path) -> None:
+    """As docs/how-to/labelling.md has it: questions, answers, and a file by hand that states their ε; no other kind of
+    labeller takes answers of a file for its own."""
+    (drop := tmp_path / "drop").mkdir()
+    write_questions(drop / "questions.jsonl", QUESTIONS)
+    write_answers(drop / "answers.jsonl", {"q0": 1})
+    (drop / "labeller.json").write_text('{"epsilon": 1.0}')
+    assert export_bundle(drop, tmp_path / "out").rows == 1
+    with pytest.raises(UserError, match="other terms"):
+        Terminal(drop, 1.0)
+    for text in ("5", "[]", '{"epsilon": 2.0}'):
+        (drop / "labeller.json").write_text(text)
+        with pytest.raises(UserError, match="other terms"):
+            FileDrop(drop, 1.0)
 
 
 def edited(bundle: Path, **changes: Any) -> None:
