@@ -196,7 +196,7 @@ def consent(asked: int, epsilons: Sequence[float]) -> str:
     several = len(epsilons) > 1
     text = ". You choose how often, before the first question; your choice is not hidden" if several else ""
     for epsilon in epsilons:
-        kept, total = 100 * LabelNoise.of(epsilon).keep_prob, asked * epsilon
+        kept, total = LabelNoise.of(epsilon).kept_of_100, asked * epsilon
         one, most = map(bound_of, (epsilon, total))
         together = f"; whoever sees all of yours, by {most}" if asked > 1 else ""
         if epsilon >= HARDLY:
@@ -205,7 +205,7 @@ def consent(asked: int, epsilons: Sequence[float]) -> str:
             together += ". So each answer is protected, and all of yours together hardly"
         text += f". At ε = {epsilon:g}, of" if several else ": of"
         text += (
-            f" 100 people who prefer A, {kept:.0f} reports say A. Whoever sees one report can change the odds of what "
+            f" 100 people who prefer A, {kept} reports say A. Whoever sees one report can change the odds of what "
             f"you prefer by a factor of at most {one}{together}"
         )
     times = f"{asked} times" if asked > 1 else "once"

@@ -136,6 +136,12 @@ class LabelNoise:
         nearest = float(self.exact_keep)
         return nearest if Fraction(nearest) <= self.exact_keep else math.nextafter(nearest, 0.0)
 
+    @property
+    def kept_of_100(self) -> str:
+        """Of 100 labels, the number that stays as it is; above 99 in words."""
+        kept = 100 * self.keep_prob
+        return f"{kept:.0f}" if kept < 99.5 else "more than 99"
+
     @cached_property
     def flip_prob(self) -> float:
         """1 − α, rounded once: accurate where 1 - keep_prob in floats is not. In [0, 0.5]."""

@@ -369,16 +369,16 @@ class Terminal(_Drawn):
         levels = {str(number): level for number, level in enumerate(self.mechanism.levels, 1)}
         new = [each.id for each in waiting if each.id not in self._chosen and len(levels) > 1]
         if new:  # on the disk before a question is shown: no level can depend on its answer
-            offers = [f"{number}: ε = {level.epsilon:g}, of 100 answers {100 * level.noise.keep_prob:.3g} stay true\n"
+            offers = [f"{number}: ε = {level.epsilon:g}, of 100 answers {level.noise.kept_of_100} stay true\n"
                       for number, level in levels.items()]  # fmt: skip
             if (typed := self._typed(f"\nYour ε for {len(new)} questions?\n{''.join(offers)}Which? ", levels)) is None:
                 return
             self._chosen |= dict.fromkeys(new, levels[typed].epsilon)
             write_json(self.folder / CHOSEN, self._chosen, 0o600)
         if len(levels) == 1 and waiting:
-            kept = 100 * levels["1"].noise.keep_prob
-            rule = f"Of 100 answers {kept:.3g} stay true; the others are turned round before they are stored"
-            print_lines(f"\n{rule} (ε = {levels['1'].epsilon:g}).", file=self.out)
+            noise = levels["1"].noise
+            rule = f"Of 100 answers {noise.kept_of_100} stay true; the others are turned round before they are stored"
+            print_lines(f"\n{rule} (ε = {noise.epsilon:g}).", file=self.out)
         for number, each in enumerate(waiting, 1):
             turned = secrets.randbits(1)
             shown = (each.response_a, each.response_b)[:: -1 if turned else 1]

@@ -101,6 +101,7 @@ def test_the_consent_form_says_what_a_report_and_all_of_them_tell() -> None:
     assert "at most 2.8; whoever sees all of yours, by 54.6.”" in text
     assert "at most once. " in consent(1, [0.2])
     assert consent(1, [0.2]).endswith("at most 1.3.”")  # e^0.2 is 1.22
+    assert "more than 99 reports say A" in consent(1, [6.0])
     assert "at most 404; whoever sees all of yours, by 162,755. So your answers are hardly" in consent(2, [6.0])
     assert "e^20. So each answer is protected, and all of yours together hardly.”" in consent(20, [1.0])
 

@@ -261,7 +261,7 @@ def test_a_terminal_shows_what_it_is_given_and_obeys_none_of_it(tmp_path: Path) 
     labeller.ask(asked)
     assert "\x1b" not in out.getvalue()
     assert "\\x1b[2J" in out.getvalue()
-    assert out.getvalue().startswith("\nOf 100 answers 100 stay true; the others are turned round before")
+    assert out.getvalue().startswith("\nOf 100 answers more than 99 stay true; the others are turned round before")
     shown = out.getvalue().split("[1] ")[1].splitlines()[0]
     assert labeller.answers() == {"q": 1 if shown == asked[0].response_a else -1, "q0": None}
 

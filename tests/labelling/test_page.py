@@ -12,7 +12,7 @@ from pathlib import Path
 
 import private_rlhf.labelling
 import pytest
-from private_rlhf.core.noise import keep_threshold
+from private_rlhf.core.noise import LabelNoise, keep_threshold
 from private_rlhf.labelling.labellers import answers_within
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.server import ANSWER_BYTES, LabelServer, Page
@@ -73,6 +73,15 @@ def test_the_threshold_is_the_mechanism_s(tab: Tab) -> None:
             return given.length / 2;
         }})()""")
         assert most == answers_within(budget, epsilon)
+
+
+def test_no_epsilon_is_said_to_flip_none_of_100(tab: Tab) -> None:
+    """As the terminal and the consent form say it; 99.5 of 100 are more than 99."""
+    tab.open(PAGE.as_uri())
+    shown = tab.run("[0.01, 1, 5.2, 5.3, 6, 6.9, 7, 10].map((epsilon) => reportsOf(epsilon) ?? t('most_reports'))")
+    assert shown == [50, 73, 99, *["more than 99"] * 5]
+    noises = map(LabelNoise.of, (0.01, 1, 5.2, 5.3, 6))
+    assert [noise.kept_of_100 for noise in noises] == [str(each) for each in shown[:5]]
 
 
 def test_one_answer_in_a_browser(tmp_path: Path, tab: Tab) -> None:
