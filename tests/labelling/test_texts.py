@@ -70,6 +70,11 @@ def test_what_is_no_mark_stays_as_it_is_written(tab: Tab) -> None:
     tab.run("byId('plain').checked = false")
 
 
+def test_line_ends_of_windows_are_line_ends(tab: Tab) -> None:
+    text = "Use:\n```\nprint(1)\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+    assert [shown(tab, text.replace("\n", end)) for end in ("\r\n", "\r")] == 2 * [shown(tab, text)]
+
+
 def test_a_link_is_its_words_and_its_address(tab: Tab) -> None:
     found = shown(tab, "[a bank](javascript:hit=1) ![dog](https://example.org/x.png) https://example.org")
     assert found["text"] == "a bank (javascript:hit=1) image: dog (https://example.org/x.png) https://example.org"
