@@ -350,7 +350,7 @@ def test_axe_finds_no_barrier(store: AnswerStore, tab: Tab) -> None:
         tab.press("ArrowRight")
         tab.press("Enter")
         delivered(tab)
-        tab.run("stop('Nothing to answer now. Thank you.', true); state.levels = [0.1, 1, 4]; showLevels()")
+        tab.run("stop('end_now', true); state.levels = [0.1, 1, 4]; showLevels()")
         check_barriers(tab)
         tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
         tab.wait("document.getElementById('people').rows.length === 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from base64 import b64encode
@@ -20,6 +21,7 @@ from private_rlhf.labelling.store import AnswerStore
 from support.browsers import Tab
 
 PAGE = Path(private_rlhf.labelling.__file__).with_name("page.html")
+WORDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (PAGE.parent / "locales").iterdir()}
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
 
 
@@ -107,3 +109,19 @@ def test_one_answer_in_a_browser(tmp_path: Path, tab: Tab) -> None:
         bodies = [each["postData"] for each in tab.requests() if each["url"].endswith("/answer")]
         assert [len(body) for body in bodies] == 3 * [ANSWER_BYTES]
         assert tab.errors() == []
+
+
+def test_why_nothing_is_asked_is_said_in_the_language_that_is_chosen(tmp_path: Path, tab: Tab) -> None:
+    """Of a void link, of none, and of a person whom nothing more is asked."""
+    store = AnswerStore(tmp_path / "store", 1.0)
+    with serving(store) as server:
+        url = f"http://127.0.0.1:{server.port}/"
+        links = {f"{url}#{'0' * 64}": "link_void", url: "link_none", f"{url}#{store.add_person('anna')}": "end_now"}
+        for address, name in links.items():
+            tab.open(address)
+            tab.wait(f"byId('said').textContent === t('{name}')")
+            for code in ("de", "en"):
+                tab.run(f"byId('language').value = '{code}'; changeLanguage()")
+                assert tab.run("byId('said').textContent") == WORDS[code][name]
+        tab.run("stop('epsilon_changed'); byId('language').value = 'de'; changeLanguage()")
+        assert tab.run("byId('said').textContent") == WORDS["de"]["epsilon_changed"]
