@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import private_rlhf.labelling
 import pytest
@@ -125,3 +126,24 @@ def test_why_nothing_is_asked_is_said_in_the_language_that_is_chosen(tmp_path: P
                 assert tab.run("byId('said').textContent") == WORDS[code][name]
         tab.run("stop('epsilon_changed'); byId('language').value = 'de'; changeLanguage()")
         assert tab.run("byId('said').textContent") == WORDS["de"]["epsilon_changed"]
+
+
+def load(tab: Tab, path: Path, *rows: dict[str, Any]) -> None:
+    """Begins on a file of questions, at the page from disk."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tab.choose_file("#questions", path)
+    tab.run("byId('epsilon').value = 100; byId('said').textContent = ''; byId('file').requestSubmit()")
+
+
+def test_a_question_that_is_no_text_is_no_question(tmp_path: Path, tab: Tab) -> None:
+    """Texts and messages are."""
+    question = {"id": "q", "prompt": "p", "response_a": "yes", "response_b": "no"}
+    messages = [{"role": "user", "content": "hi"}]
+    enter(tab, PAGE.as_uri())
+    for name in ("prompt", "response_b"):
+        for text in (5, None, " ", [], {"length": 1}, ["p"], [None], [{"role": "user", "content": 5}]):
+            load(tab, tmp_path / "q.jsonl", question, question | {"id": "other", name: text})
+            tab.wait("byId('said').textContent === t('file_wrong')")
+            assert not tab.run("byId('file').hidden")
+    load(tab, tmp_path / "q.jsonl", question | {"prompt": messages})
+    tab.wait("byId('prompt').textContent === 'hi'")
