@@ -128,22 +128,46 @@ def test_why_nothing_is_asked_is_said_in_the_language_that_is_chosen(tmp_path: P
         assert tab.run("byId('said').textContent") == WORDS["de"]["epsilon_changed"]
 
 
-def load(tab: Tab, path: Path, *rows: dict[str, Any]) -> None:
+def load(tab: Tab, path: Path, *rows: dict[str, Any], person: str = "anna") -> None:
     """Begins on a file of questions, at the page from disk."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     tab.choose_file("#questions", path)
-    tab.run("byId('epsilon').value = 100; byId('said').textContent = ''; byId('file').requestSubmit()")
+    tab.run(f"byId('person').value = {person!r}; byId('epsilon').value = 100; say('')")
+    tab.run("byId('file').requestSubmit()")
 
 
 def test_a_question_that_is_no_text_is_no_question(tmp_path: Path, tab: Tab) -> None:
     """Texts and messages are."""
     question = {"id": "q", "prompt": "p", "response_a": "yes", "response_b": "no"}
     messages = [{"role": "user", "content": "hi"}]
-    enter(tab, PAGE.as_uri())
+    tab.open(PAGE.as_uri())
     for name in ("prompt", "response_b"):
         for text in (5, None, " ", [], {"length": 1}, ["p"], [None], [{"role": "user", "content": 5}]):
             load(tab, tmp_path / "q.jsonl", question, question | {"id": "other", name: text})
             tab.wait("byId('said').textContent === t('file_wrong')")
             assert not tab.run("byId('file').hidden")
     load(tab, tmp_path / "q.jsonl", question | {"prompt": messages})
+    tab.wait("memory && pass().then(() => true)")
     tab.wait("byId('prompt').textContent === 'hi'")
+
+
+def test_from_disk_each_person_answers_a_pair_once(tmp_path: Path, tab: Tab) -> None:
+    """Two people at one browser have nothing in common. A pair under other ids, and turned, keeps its draw."""
+    pair = {"prompt": "p", "response_a": "yes", "response_b": "no"}
+    turned = {"prompt": "p", "response_a": "no", "response_b": "yes"}
+    path = tmp_path / "q.jsonl"
+    for person, better in (("cleo", "yes"), ("dora", "no"), (" CLEO ", None)):
+        tab.open(PAGE.as_uri())
+        load(tab, path, {"id": "1", **pair}, {"id": "2", **turned}, {"id": "3", **pair}, person=person)
+        if better:
+            tab.wait("memory && pass().then(() => true)")
+            tab.wait("!byId('question').hidden && !state.practising")
+            first = tab.run("byId('first').lastElementChild.textContent")
+            answer(tab, "ArrowLeft" if first == better else "ArrowRight")
+        tab.wait("byId('said').textContent === t('end_file')")
+        assert tab.run("byId('count').textContent") == f"{person.strip()} · 1 answered"
+        z = -1 if better == "no" else 1
+        lines = [json.dumps({"id": id, "label": label}) for id, label in (("1", z), ("2", -z), ("3", z))]
+        assert tab.run("byId('bytes').textContent").splitlines() == [line.replace(" ", "") for line in lines]
+        load(tab, path, {"id": "1", **pair}, {"id": "1", **turned}, person=person)
+        tab.wait("byId('said').textContent === t('file_twice')")
