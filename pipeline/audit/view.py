@@ -7,6 +7,7 @@ of judged events are kept, each as the position of its event; texts are kept onc
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import numpy as np
 from private_rlhf.audit.canaries import RawFacts, Truth, pair_key
 from private_rlhf.core.documents import MANIFESTS, read_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise, epsilon_of, is_public
+from private_rlhf.core.noise import LabelNoise, check_epsilon, is_public
 from private_rlhf.data.release import EPSILON
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.mechanism import LEVELLED
@@ -145,7 +146,8 @@ def response_columns(row: Row) -> tuple[str, str] | None:
 def stated_epsilon(folder: Path) -> float | None:
     """The epsilon that a manifest in the folder (or one of the two above) claims; inf for "released as they are".
 
-    The nearest manifest that names one counts: `guarantee.epsilon`, or the first key called epsilon (or eps).
+    The nearest manifest that names one counts: `guarantee.epsilon`, or the outermost key called epsilon (or eps).
+    UserError: that key holds neither null nor a finite number above 0.
     """
     for home in (folder, folder.parent, folder.parent.parent):
         for path in (*sorted(home.glob("*manifest*.json")), home / MANIFESTS[0]):
@@ -155,7 +157,7 @@ def stated_epsilon(folder: Path) -> float | None:
                 continue
             guarantee = facts.get("guarantee") if isinstance(facts, dict) else None
             for epsilon in _epsilons(guarantee if isinstance(guarantee, dict) else facts):
-                return epsilon_of(epsilon)
+                return math.inf if epsilon is None else check_epsilon(epsilon, f"epsilon in {path}")
     return None
 
 
@@ -168,15 +170,13 @@ def states_levels(folder: Path) -> bool:
         return False
 
 
-def _epsilons(value: Any) -> Iterator[float | None]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if str(key).lower() in ("epsilon", "eps") and (inner is None or type(inner) in (int, float)):
-                yield inner
-            yield from _epsilons(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _epsilons(inner)
+def _epsilons(value: Any) -> Iterator[Any]:
+    level = [value]
+    while level:
+        pairs = [pair for each in level if isinstance(each, dict) for pair in each.items()]
+        for name in ("epsilon", "eps"):
+            yield from (inner for key, inner in pairs if key.lower() == name and not isinstance(inner, (dict, list)))
+        level = [inner for _, inner in pairs] + [inner for each in level if isinstance(each, list) for inner in each]
 
 
 class _Builder:
@@ -283,7 +283,7 @@ def build_view(
     where it is not the largest that the manifests state. most: stop taking new events after so many. Half of the
     events, chosen by a hash of the pair, get their labels into `known`.
 
-    UserError: a root that does not exist, no table, no claim, or none of the truth's events in the tables.
+    UserError: a root that does not exist, no table, no claim, or no protected event of the truth in the tables.
     """
     for root in roots:
         if not root.exists():
@@ -312,6 +312,8 @@ def build_view(
     for table in tables:
         if is_public(table.epsilon):
             labels[table.event] = 0  # released as they are, as its manifest says: nothing was promised about these
+    if truth and not labels.any() and not builder.copies:
+        raise UserError(f"{where}: must hold labels to judge, got only public ones by its manifests: correct these")
     half = np.array([key[0] & 1 for key in builder.keys], dtype=np.int8)
     alpha = LabelNoise.of(claim).keep_prob
     copies = np.array(builder.copies, dtype=np.int8).reshape(-1, 2)

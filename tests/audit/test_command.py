@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from audit.worlds import World, make_world, sound
 from private_rlhf.audit.canaries import truth_path, write_truth
+from private_rlhf.audit.view import stated_epsilon
 from private_rlhf.cli import main
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.keys import default_key, keygen
@@ -145,3 +146,29 @@ def test_a_claim_below_the_release_s_epsilon_is_refuted(tmp_path: Path, world: W
     folder = sound(world, tmp_path / "bundle", 3.0)
     assert main(["attack", str(folder), "--canaries", "200", "--epsilon", "0.1"]) == 1
     assert "the claim is 0.100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("manifest", "epsilon"),
+    [({"optimizer": {"eps": 1e-8}, "epsilon": 2}, 2), ({"a": {"b": {"eps": None}}, "c": [{"EPSILON": 3}]}, 3),
+     ({"adam": {"eps": 1e-8}, "privacy": {"epsilon": 1}}, 1), ({"note": {}}, None)],
+)  # fmt: skip
+def test_the_outermost_epsilon_is_the_claim(tmp_path: Path, manifest: object, epsilon: float | None) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert stated_epsilon(tmp_path) == epsilon
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [({"epsilon": None}, "must hold labels to judge, got only public ones"),
+     ({"epsilon": -1}, "manifest.json must be a finite number above 0, got -1"),
+     ({"epsilon": "2.0"}, "manifest.json must be a finite number above 0, got '2.0'")],
+)  # fmt: skip
+def test_a_release_without_a_protected_label_or_a_usable_claim_is_refused(
+    tmp_path: Path, world: World, capsys: Capture, manifest: object, message: str
+) -> None:
+    """Raw labels declared public left zero events, and none of them leaked."""
+    folder = sound(world, tmp_path / "bundle")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["attack", str(folder), "--truth", str(truth_file(world, tmp_path)), "--epsilon", "2"]) == 2
+    assert message in capsys.readouterr().err
