@@ -101,8 +101,7 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
         outcome = run_attacks(targets, read_truth(truth_file, request.canaries), request.epsilon)
         facts, lines = {"canaries": "planted"}, []
     else:
-        count = request.canaries or max(1, build_view(targets, None, 1.0, DEFAULT_CANARIES)[0].size)
-        outcome, findings = replay(targets, count, request.privatize, request.epsilon)
+        outcome, findings = replay(targets, request.canaries, request.privatize, request.epsilon)
         facts = {"canaries": "replayed", "findings_in_the_release": [asdict(finding) for finding in findings]}
         facts |= {"verdict": "leak"} if findings else {}
         lines = [f"LEAK in the release itself: {row.where}: {row.what}; {SPECS[row.attack].remedy}" for row in findings]
@@ -174,20 +173,21 @@ Privatize = Callable[[str, Path, float, Path], object]  # source, output folder,
 
 
 def replay(
-    roots: Sequence[Path], count: int, privatize: Privatize, epsilon: float | None = None
+    roots: Sequence[Path], count: int | None, privatize: Privatize, epsilon: float | None = None
 ) -> tuple[Outcome, list[Finding]]:
-    """Run the attacks on `count` replayed canaries at every finite epsilon of the given releases. Returns the outcome,
-    and the findings in the given releases, for which no label is needed.
+    """Run the attacks on `count` replayed canaries (None: 2,000, or fewer) at every finite epsilon of the given
+    releases. Returns the outcome, and the findings in the given releases, for which no label is needed.
 
     Replayed canaries are the texts of a release with fair coins for labels, privatised by the installed program, at the
     same epsilons in a random order, under a throw-away key. They say nothing about how the given release was made.
-    UserError: no release, fewer than `count` pairs, or no epsilon to be held to.
+    UserError: no release, fewer than `count` pairs or none, or no epsilon to be held to.
     """
-    view, _ = build_view(roots, None, epsilon, count)
+    view, _ = build_view(roots, None, epsilon, count or DEFAULT_CANARIES)
     texts = zip(view.prompts, view.first, view.second, strict=True)
     pairs = [pair for pair in texts if not any(map(is_blank, pair))]
-    if len(pairs) < count:
-        raise UserError(f"--canaries must be at most {len(pairs)}, the pairs of {roots[0]}, got {count}: ask for fewer")
+    if len(pairs) < (count or 1):
+        rule = f"must hold at least {count or 1} pairs without a blank text, got {len(pairs)}"
+        raise UserError(f"{roots[0]}: {rule}: ask for fewer --canaries")
     stated = {table.epsilon for table in view.tables if table.epsilon is not None and not is_public(table.epsilon)}
     if not stated and epsilon is not None:
         stated = {epsilon}

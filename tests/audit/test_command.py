@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from audit.worlds import World, make_world, sound
+from audit.worlds import World, make_world, sound, write_jsonl
 from private_rlhf.audit.canaries import truth_path, write_truth
 from private_rlhf.audit.view import stated_epsilon
 from private_rlhf.cli import main
@@ -172,3 +172,13 @@ def test_a_release_without_a_protected_label_or_a_usable_claim_is_refused(
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert main(["attack", str(folder), "--truth", str(truth_file(world, tmp_path)), "--epsilon", "2"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_pair_with_a_blank_response_is_left_out_of_the_replay(tmp_path: Path, capsys: Capture) -> None:
+    rows = [{"prompt": f"q {i}", "a1": f"yes {i}", "a2": f"no {i}" * (i != 7), "label": i % 2} for i in range(30)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    (tmp_path / "manifest.json").write_text(json.dumps({"epsilon": 1}))
+    assert main(["attack", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["events"] == 29
+    assert main(["attack", str(tmp_path), "--canaries", "30"]) == 2
+    assert "must hold at least 30 pairs without a blank text, got 29: ask for fewer" in capsys.readouterr().err
