@@ -147,16 +147,17 @@ BATCH = 16
 
 
 def checkpoints(view: View) -> Iterator[Guesses]:
-    """Guesses from every loadable checkpoint, and from pairs of language models; not from folders of adapters."""
+    """Guesses from every loadable checkpoint, and from pairs of language models. The others, adapters too, go into
+    `view.untried`."""
     events = _events(view)
     if not len(events):
         return
     language: dict[str, np.ndarray] = {}
-    for folder, kind in model_folders(view):
-        margins = model_margins(view, folder, kind, events)
+    for folder, kind in model_folders(view).items():
+        name, margins = _relative(folder, view), model_margins(view, folder, kind, events) if kind else None
         if margins is None:
+            view.untried.append(f"the checkpoint {name} (it does not load as a whole model)")
             continue
-        name = _relative(folder, view)
         yield from _from_margins(view, name, events, margins)
         if kind == "language":
             language[name] = margins
@@ -172,17 +173,16 @@ def _events(view: View) -> np.ndarray:
     return np.arange(min(view.size, MOST_ASKED))
 
 
-def model_folders(view: View) -> list[tuple[Path, str]]:
-    """(folder, "reward" or "language") of each checkpoint below the roots."""
-    folders = []
-    for path in view.files:
-        if path.name == "config.json" and any(path.parent.glob("*.safetensors")):
-            try:
-                name = str((read_json(path).get("architectures") or [""])[0])
-            except (ValueError, AttributeError, TypeError, LookupError):
-                continue
-            kinds = {"SequenceClassification": "reward", "CausalLM": "language"}
-            folders += [(path.parent, kind) for mark, kind in kinds.items() if mark in name]
+def model_folders(view: View) -> dict[Path, str | None]:
+    """"reward", "language" or None (another one, or an adapter) for each folder of weights below the roots."""
+    folders: dict[Path, str | None] = {}
+    kinds = {"SequenceClassification": "reward", "CausalLM": "language"}
+    for folder in dict.fromkeys(p.parent for p in view.files if p.suffix == ".safetensors" or p.match("*model*.bin")):
+        try:
+            name = str((read_json(folder / "config.json").get("architectures") or [""])[0])
+        except (OSError, ValueError, AttributeError, TypeError, LookupError):
+            name = ""
+        folders[folder] = next((kind for mark, kind in kinds.items() if mark in name), None)
     return folders
 
 
@@ -196,7 +196,7 @@ def model_margins(view: View, folder: Path, kind: str, events: np.ndarray) -> np
     loader: Any = AutoModelForSequenceClassification if kind == "reward" else AutoModelForCausalLM
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        model = loader.from_pretrained(str(folder), dtype=torch.float32).eval()
+        model = loader.from_pretrained(str(folder), dtype=torch.float32, use_safetensors=True).eval()
         renderer = Renderer(tokenizer, MOST_TOKENS, MOST_TOKENS)
         rows = [
             (_prompt_ids(renderer, view.prompts[event]), renderer.response_ids(plain_text(text)))

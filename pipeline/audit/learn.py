@@ -147,9 +147,9 @@ SPLITS = 40
 
 
 def untried() -> str | None:
-    """One line where scikit-learn is missing."""
+    """The distinguisher where scikit-learn is missing."""
     if find_spec("sklearn") is None:
-        return f"not tried: the learned distinguisher (scikit-learn is not installed: {remedy('audit')})"
+        return f"the learned distinguisher (scikit-learn is not installed: {remedy('audit')})"
     return None
 
 

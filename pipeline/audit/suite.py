@@ -84,7 +84,7 @@ class Outcome:
     without: rate of the text-only guess on the same events, by "attack/variant", for real labels only. epsilon_low: the
     largest bound on epsilon, for canaries only (`epsilon_bound`, `released_epsilon`, which shares the error of 0.1 %
     with Holm's procedure by halves). parts: (table, judged events in it, excess over alpha found with power 0.9).
-    untried: a skipped attack.
+    untried: the attacks that were skipped, in a line.
     """
 
     alpha: float
@@ -166,10 +166,11 @@ def run_attacks(
         bound = max(epsilon_bound(judged, view.alpha), audit.epsilon_low if audit else 0.0)
     held = {table.name: int(np.count_nonzero(answers.labels[table.event])) for table in view.tables}
     family = max(1, len(judged))
+    skipped = [*view.untried, *filter(None, [untried() if distinguisher in attacks else None])]
     parts = [(name, n, detectable_excess(n, view.alpha, family, HALF)) for name, n in held.items() if n]
     return Outcome(
         view.alpha, int(np.count_nonzero(answers.labels)), truth.coins, judged, list(dict.fromkeys(findings)),
-        without, audit, bound, tuple(parts), untried() if distinguisher in attacks else None,
+        without, audit, bound, tuple(parts), f"not tried: {'; '.join(skipped)}" if skipped else None,
     )  # fmt: skip
 
 

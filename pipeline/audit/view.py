@@ -69,6 +69,7 @@ class View:
     first[i], second[i]. files: every file of the roots. facts: candidate raw files' digests and sizes. signs: of the
     tables, by identity, from `learn.frames`. present: by root, the keys of the judged events that its
     tables hold. levels: (n,) the largest ε that a table states of each event; empty where no label has an ε of its own.
+    untried: what the attacks could not try.
     """
 
     roots: list[Path]
@@ -85,6 +86,7 @@ class View:
     facts: tuple[RawFacts, ...]
     signs: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     levels: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    untried: list[str] = field(default_factory=list)
 
     def spread(self, table: Table, values: np.ndarray, elsewhere: int = 0) -> np.ndarray:
         """(n,) by event, of values (m,) of a table's rows; `elsewhere` for events that it does not hold."""

@@ -99,9 +99,14 @@ def test_the_likelihood_is_the_mean_over_the_response_s_tokens(base: Path) -> No
         assert value == pytest.approx(sum(each) / len(each), abs=1e-4)
 
 
-def test_a_damaged_checkpoint_is_passed_over(base: Path, tmp_path: Path, world: World) -> None:
+@pytest.mark.parametrize("config", ["config.json", "adapter_config.json", None])
+def test_a_checkpoint_that_does_not_load_is_named(base: Path, tmp_path: Path, world: World, config: str | None) -> None:
     bundle(tmp_path / "release", trl_rows(world, flips(world, EPSILON)), EPSILON)
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text((base / "config.json").read_text())
+    if config is not None:
+        (tmp_path / "model" / config).write_text((base / "config.json").read_text())
     (tmp_path / "model" / "model.safetensors").write_bytes(b"broken")
-    assert not attacked(tmp_path, world).leak
+    outcome = attacked(tmp_path, world)
+    assert not outcome.leak
+    assert outcome.untried is not None
+    assert "the checkpoint model (it does not load as a whole model)" in outcome.untried
