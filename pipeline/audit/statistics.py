@@ -63,6 +63,10 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], list[Verdic
     # Where all rows have known true labels, the adversary of the last label has them.
     complete = [t for t in view.tables if len(t.event) == t.total and (answers.labels[t.event] != 0).all()]
     known = [(table, true_statistics(view, table, answers)) for table in unions(complete)]
+    if not known:
+        most, total = max(((np.count_nonzero(answers.labels[t.event]), t.total) for t in view.tables), default=(0, 0))
+        rule = f"they need the labels of all rows, of {LEAST_EVENTS} or more; {most} of {total} are known"
+        view.untried.append(f"exact statistics ({rule})")
     stated = (
         (path.name, name, value)
         for path, text in view.documents()

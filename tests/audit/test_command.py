@@ -79,6 +79,7 @@ def test_planted_released_and_judged(tmp_path: Path, world: World, capsys: Captu
     result = json.loads(capsys.readouterr().out)
     assert result["verdict"] == "no leak found"
     assert (result["events"], result["canaries"], result["owner_only"]) == (200, "planted", False)
+    assert "exact statistics (they need the labels of all rows, of 100 or more; 200 of 250 are" in result["untried"]
     assert 0 < result["power"]["excess_over_alpha"] < 0.27
     assert 0 <= result["epsilon_lower_bound"] <= 1
     keys = {"attack", "variant", "n", "correct", "rate", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict"}
