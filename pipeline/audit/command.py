@@ -153,8 +153,8 @@ def render(outcome: Outcome) -> str:
         lines.append(f"\nLEAK ({finding.attack}): {finding.where}: {finding.what}")
         lines.append(f"    what to do: {SPECS[finding.attack].remedy}")
     lines += [
-        f"\nverdict: {'LEAK' if outcome.leak else 'no leak found'} ({len(outcome.attacks)} guesses; a sound release"
-        f" is accused with probability {FAMILY_WISE:.1%} at most)",
+        f"\nverdict: {'LEAK' if outcome.leak else 'no leak found'} ({len(outcome.attacks)} guesses, which accuse"
+        f" a sound release with probability {FAMILY_WISE:.1%} at most)",
         f"power: a rate of {outcome.alpha + outcome.power_excess:.4f} on all events is found 9 times in 10",
     ]
     for name, events, excess in outcome.parts:

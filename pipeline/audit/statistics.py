@@ -1,14 +1,12 @@
 """Attacks on statements about the data: counts, rates, digests, sizes and times. Leaks 5, 7 and 8.
 
-One exact statistic of the true labels gives the last label to whoever knows the others. A number is *matched* if it
-equals such a statistic. Under a name that says so (`flips.count`, `agreement`, `raw_win_rate`) a match is a finding;
-under any other name it may be chance, and is judged by how likely that is. A plain digest of the raw file, or of a row
-with the preferred response first, is a finding wherever it stands.
+One exact statistic of the true labels gives the last label to whoever knows the others. A number that equals the
+statistic that its name states (`flips.count`, `agreement`, `raw_win_rate`) is a finding; under any other name it may be
+chance. A plain digest of the raw file, or of a row with the preferred response first, is a finding wherever it stands.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,24 +18,21 @@ from itertools import combinations, product
 from typing import Any
 
 import numpy as np
-from private_rlhf.audit.judge import Verdict, upper_tail
 from private_rlhf.audit.seeds import digests, recipes
 from private_rlhf.audit.view import Answers, Table, View, plain_text
 from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
 
-NAMED = re.compile(
-    r"flip(?!.?prob)|\bkept|unchanged|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate"
-    r"|longer|length_base|label_(mean|sum|count|balance)|n_pos",
-    re.IGNORECASE,
-)
-NAMED_COUNT = re.compile(
-    r"flip(?!.?prob)|\bkept|unchanged|agree|true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE
-)
+STATED = {  # names of numbers, by a word of the statistics that they state
+    "flipped": re.compile(r"flip(?!.?prob)", re.IGNORECASE),
+    "kept": re.compile(r"\bkept(\.|$)|kept.*label|label.*kept|unchanged|agree|(true|raw).?label", re.IGNORECASE),
+    "preferred": re.compile(r"true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE),
+}
+SHARES = re.compile(r"\braw|_raw|non_?private|chosen_(first|is)|longer|length_base|label_mean", re.IGNORECASE)
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
 HEX = re.compile(r"\b[0-9a-fA-F]{16,128}\b")
-NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])")
+NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?![\w.])(?=([ \w]{0,16}))")
 LEAST_EVENTS = 100
 MOST_PARTS = 4
 LEAST_SIZE = 10_000
@@ -52,14 +47,9 @@ class Finding:
     what: str
 
 
-def statistics(view: View, answers: Answers) -> tuple[list[Finding], list[Verdict]]:
-    """Findings, and a verdict on the matches under neutral names, if there are any.
-
-    Any number would match by chance with a probability of `chance`, at most. The matches depend on each other (a count
-    and its complement), so that one or several are the same evidence.
-    """
-    findings, tried, chance, where = [], 0, 0.0, []
-    seen: set[tuple[float, str]] = set()  # a repeated number is not new evidence
+def statistics(view: View, answers: Answers) -> list[Finding]:
+    """Numbers that equal the statistic of true labels that their names state, but not that of the released labels."""
+    findings = []
     # Where all rows have known true labels, the adversary of the last label has them.
     complete = [t for t in view.tables if len(t.event) == t.total and (answers.labels[t.event] != 0).all()]
     known = [(table, true_statistics(view, table, answers)) for table in unions(complete)]
@@ -75,19 +65,13 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], list[Verdic
     )
     for (file, name, value), (table, (exact, released)) in product(stated, known):
         n = len(table.event)
-        hits = [label for label, count in exact.items() if equals(value, count, n)]
-        if any(equals(value, count, n) for count in released.values()):
-            hits = []
-        named = bool((NAMED_COUNT if value > 1 else NAMED).search(_says(name)))
-        if not named and _shaped(value, n) and (value, table.name) not in seen:
-            seen.add((value, table.name))
-            # The largest probability of a single count under Binomial(n, p) for shares p between 0.05 and 0.95.
-            tried, chance = tried + len(exact), max(chance, min(1.0, 1.0 / math.sqrt(2 * math.pi * n * 0.05 * 0.95)))
-            where += [f"{file}: {name}"] * bool(hits)
-        elif named and hits:
+        kinds = [kind for kind, pattern in STATED.items() if pattern.search(_says(name))]
+        kinds += ["preferred"] * bool(value <= 1 and SHARES.search(_says(name)))
+        stating = {label: count for label, count in exact.items() if any(kind in label for kind in kinds)}
+        hits = [label for label, count in stating.items() if equals(value, count, n)]
+        if hits and not any(equals(value, count, n) for count in released.values()):
             findings.append(Finding("statistics", f"{file}: {name}", f"{value:g} is the {hits[0]}"))
-    name, p_value = f"numbers that equal a count of true labels: {'; '.join(where[:3])}", upper_tail(1, tried, chance)
-    return findings, [Verdict.of("statistics", name, tried, len(where), chance, p_value)] if where else []
+    return findings
 
 
 def unions(tables: Sequence[Table]) -> list[Table]:
@@ -109,13 +93,6 @@ def _says(name: str) -> str:
     return ".".join(keys[-2:]) if keys[-1] in PLAIN_KEYS else keys[-1]
 
 
-def _shaped(value: float, n: int) -> bool:
-    """A whole number up to n, or a share in (0, 1) that is a multiple of 1/(2n)."""
-    if value == int(value):
-        return 1 < value <= n
-    return 0 < value < 1 and abs(value * 2 * n - round(value * 2 * n)) < 1e-6
-
-
 def true_statistics(view: View, table: Table, answers: Answers) -> tuple[dict[str, float], dict[str, float]]:
     """(statistics of the true labels, the same statistics of the released ones): counts of the table's rows."""
     truth, n = answers.labels[table.event], len(table.event)
@@ -130,7 +107,7 @@ def true_statistics(view: View, table: Table, answers: Answers) -> tuple[dict[st
         left = float((labels == table.side).sum())
         return {
             "number of pairs whose longer response was preferred": longer,
-            "the same, ties counted half": longer + 0.5 * float((characters == 0).sum()),
+            "number of preferred longer responses, ties counted half": longer + 0.5 * float((characters == 0).sum()),
             "number of pairs whose wordier response was preferred": float((labels * words > 0).sum()),
             "number of pairs whose left-hand response was preferred": left,
             "number of pairs whose right-hand response was preferred": n - left,
@@ -158,7 +135,7 @@ def equals(value: float, count: float, n: int) -> bool:
 
 
 def numbers(suffix: str, text: str) -> Iterator[tuple[str, float]]:
-    """(name, number) pairs of a document: keys of JSON and YAML, the words before a number elsewhere."""
+    """(name, number) pairs of a document: keys of JSON and YAML, the words around a number elsewhere."""
     parse: Callable[[str], Any] = {".yaml": parse_yaml, ".yml": parse_yaml}.get(
         suffix, partial(parse_json, finite=False)
     )
@@ -173,7 +150,7 @@ def numbers(suffix: str, text: str) -> Iterator[tuple[str, float]]:
                 continue
         for match in NUMBER.finditer(line):
             before = line[max(0, match.start() - 28) : match.start()]
-            yield from _flat(float(match.group()), " ".join(before.replace(".", " ").split()))
+            yield from _flat(float(match[1]), " ".join(f"{before} {match[2]}".replace(".", " ").split()))
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:

@@ -154,9 +154,8 @@ def run_attacks(
         verdicts.append(judge_one(_unseen(guess, view), target, ceiling))
         if truth.coins and guess.target == "label":
             verdicts += [judge_one(part, target, alpha) for part, alpha in _by_level(_unseen(guess, view), view)]
-    findings, by_chance = statistics.statistics(view, answers)
+    findings = statistics.statistics(view, answers)
     findings += statistics.digests_and_sizes(view) + statistics.row_digests(view, answers)
-    verdicts += by_chance
     audit, bound = None, None
     if truth.coins:
         verdicts += released.absence(view, truth)
