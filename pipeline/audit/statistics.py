@@ -21,6 +21,7 @@ import numpy as np
 from private_rlhf.audit.seeds import digests, recipes
 from private_rlhf.audit.view import Answers, Table, View, plain_text
 from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
+from private_rlhf.core.noise import LabelNoise
 
 STATED = {  # names of numbers, by a word of the statistics that they state
     "flipped": re.compile(r"flip(?!.?prob)", re.IGNORECASE),
@@ -32,7 +33,7 @@ VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
 HEX = re.compile(r"\b[0-9a-fA-F]{16,128}\b")
-NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?![\w.])(?=([ \w]{0,16}))")
+NUMBER = re.compile(r"(?<![\w.])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?=([ \w]{0,16}))")
 LEAST_EVENTS = 100
 MOST_PARTS = 4
 LEAST_SIZE = 10_000
@@ -50,6 +51,8 @@ class Finding:
 def statistics(view: View, answers: Answers) -> list[Finding]:
     """Numbers that equal the statistic of true labels that their names state, but not that of the released labels."""
     findings = []
+    alphas = {view.alpha, *(LabelNoise.of(table.epsilon).keep_prob for table in view.tables if table.epsilon)}
+    rates = [rate for alpha in alphas for rate in (alpha, 1 - alpha)]  # what the mechanism states of itself
     # Where all rows have known true labels, the adversary of the last label has them.
     complete = [t for t in view.tables if len(t.event) == t.total and (answers.labels[t.event] != 0).all()]
     known = [(table, true_statistics(view, table, answers)) for table in unions(complete)]
@@ -66,10 +69,10 @@ def statistics(view: View, answers: Answers) -> list[Finding]:
     for (file, name, value), (table, (exact, released)) in product(stated, known):
         n = len(table.event)
         kinds = [kind for kind, pattern in STATED.items() if pattern.search(_says(name))]
-        kinds += ["preferred"] * bool(value <= 1 and SHARES.search(_says(name)))
+        kinds += ["preferred"] * bool(value % 1 and SHARES.search(_says(name)))
         stating = {label: count for label, count in exact.items() if any(kind in label for kind in kinds)}
         hits = [label for label, count in stating.items() if equals(value, count, n)]
-        if hits and not any(equals(value, count, n) for count in released.values()):
+        if hits and not any(equals(value, count, n) for count in (*released.values(), *(n * rate for rate in rates))):
             findings.append(Finding("statistics", f"{file}: {name}", f"{value:g} is the {hits[0]}"))
     return findings
 
@@ -121,15 +124,14 @@ def true_statistics(view: View, table: Table, answers: Answers) -> tuple[dict[st
 
 
 def equals(value: float, count: float, n: int) -> bool:
-    """The number is the count, or the share count/n (or in percent) to more digits than would hide one label.
-
-    A share that is also one of a few (0.5, k/24) is not taken for one of n.
+    """The number is the count, or the share count/n (or in percent), exactly or rounded to digits that tell it from the
+    shares of other counts. A share that is also one of a few (0.5, k/24) is not taken for one of n.
     """
     if value == int(value) and value > 1:
         return value == count
-    for share in (value, value / 100):
-        close = abs(share - count / n) <= min(1e-6, 0.1 / n)
-        if close and Fraction(share).limit_denominator(n).denominator >= min(50, n // 4):
+    digits, few = len(repr(value).partition(".")[2]), (Fraction(count) / n).denominator < min(50, n // 4)
+    for share, unit in ((value, 10.0**-digits), (value / 100, 10.0 ** -(digits + 2))):
+        if not few and abs(share - count / n) <= max(min(1e-6, 0.1 / n), 0.501 * unit * (unit < 1 / n)):
             return True
     return False
 
@@ -143,14 +145,14 @@ def numbers(suffix: str, text: str) -> Iterator[tuple[str, float]]:
         with suppress(DocumentError):  # then its numbers are read line by line
             yield from _flat(parse(text), "")
             return
-    for line in text.split("\n"):  # a text in JSON may hold the other line breaks
+    for line in (text.replace(",", "\t") if suffix == ".csv" else text).split("\n"):  # JSON may hold other line breaks
         if suffix == ".jsonl":
             with suppress(DocumentError):
                 yield from _flat(parse(line), "")
                 continue
         for match in NUMBER.finditer(line):
-            before = line[max(0, match.start() - 28) : match.start()]
-            yield from _flat(float(match[1]), " ".join(f"{before} {match[2]}".replace(".", " ").split()))
+            words = f"{line[max(0, match.start() - 28) : match.start()]} {match[2]}".replace(".", " ")
+            yield from _flat(float(match[1].replace(",", "")), " ".join(words.split()))
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:

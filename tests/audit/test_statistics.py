@@ -1,4 +1,4 @@
-"""Numbers in documents: sound statements are not accused."""
+"""Numbers in documents: exact statistics are read however they are printed, and sound statements are not accused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from audit.worlds import make_world, sound
-from private_rlhf.audit.statistics import statistics
+from audit.worlds import bundle, flips, make_world, sound, trl_rows
+from private_rlhf.audit.statistics import numbers, statistics
 from private_rlhf.audit.view import Answers, View, build_view
 from private_rlhf.core.noise import LabelNoise
 
@@ -42,3 +42,37 @@ def test_sound_statements_are_not_accused(view: View, statement: str) -> None:
     (view.roots[0] / "run.log").write_text(statement)
     view.files.append(view.roots[0] / "run.log")
     assert accusations(view, 300) <= 1
+
+
+LEAKY = {
+    "full stop": lambda flips, longer, n: f"The raw win rate is {longer / n}.",
+    "four decimals": lambda flips, longer, n: f"raw_win_rate {longer / n:.4f} on all",
+    "percent": lambda flips, longer, n: f"raw win rate: {100 * longer / n:.3f} %",
+    "separator": lambda flips, longer, n: f"flipped {flips:,} labels, then 7",
+    "kept": lambda flips, longer, n: f"kept {n - flips} of {n} labels.",
+}
+
+
+@pytest.mark.parametrize("way", LEAKY)
+def test_an_exact_statistic_is_read_however_it_is_printed(tmp_path: Path, way: str) -> None:
+    world = make_world(4201, seed=32)
+    z = flips(world, 1.0)
+    folder = bundle(tmp_path / "bundle", trl_rows(world, z), 1.0)
+    longer = sum(len(chosen) > len(other) for _, chosen, other in world.rows)
+    (folder / "run.log").write_text(LEAKY[way](4201 - sum(world.kept(z)), longer, 4201))
+    view, answers = build_view([folder], world.truth())
+    assert [finding.where.split(":")[0] for finding in statistics(view, answers)] == ["run.log"]
+
+
+def test_cells_of_a_table_are_numbers_of_their_own() -> None:
+    assert list(numbers(".csv", "flips,163,437\n")) == [("flips", 163.0), ("flips 163", 437.0)]
+
+
+def test_the_flip_probability_is_no_count(tmp_path: Path) -> None:
+    """Of 1,201 labels at ε = 1, 323 flips are a share of 0.2689, as is 1 - α."""
+    world = make_world(1201, seed=33)
+    z = [-label if number < 323 else label for number, label in enumerate(world.labels)]
+    folder = bundle(tmp_path / "bundle", trl_rows(world, z), 1.0)
+    for rate, count in (("0.2689", 0), ("0.2689425", 1)):
+        (folder / "run.log").write_text(f"flip rate {rate}")
+        assert len(statistics(*build_view([folder], world.truth()))) == count
