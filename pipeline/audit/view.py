@@ -7,7 +7,6 @@ of judged events are kept, each as the position of its event; texts are kept onc
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from private_rlhf.audit.canaries import RawFacts, Truth, pair_key
 from private_rlhf.core.documents import MANIFESTS, read_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise, check_epsilon, is_public
+from private_rlhf.core.noise import LabelNoise, check_epsilon, epsilon_of, is_public
 from private_rlhf.data.release import EPSILON
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.mechanism import LEVELLED
@@ -159,7 +158,7 @@ def stated_epsilon(folder: Path) -> float | None:
                 continue
             guarantee = facts.get("guarantee") if isinstance(facts, dict) else None
             for epsilon in _epsilons(guarantee if isinstance(guarantee, dict) else facts):
-                return math.inf if epsilon is None else check_epsilon(epsilon, f"epsilon in {path}")
+                return epsilon_of(None if epsilon is None else check_epsilon(epsilon, f"epsilon in {path}"))
     return None
 
 
