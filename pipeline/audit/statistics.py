@@ -23,9 +23,11 @@ from private_rlhf.audit.view import Answers, Table, View, plain_text
 from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
 from private_rlhf.core.noise import LabelNoise
 
+# "kept 200 of 400 rows" is of a filter, and no statistic of labels.
+KEPT = r"\bkept(?!\W+(?!rate|share|mean|count|value|total)\w)|kept.*label|label.*kept|unchanged|agree|(true|raw).?label"
 STATED = {  # names of numbers, by a word of the statistics that they state
     "flipped": re.compile(r"flip(?!.?prob)", re.IGNORECASE),
-    "kept": re.compile(r"\bkept(\.|$)|kept.*label|label.*kept|unchanged|agree|(true|raw).?label", re.IGNORECASE),
+    "kept": re.compile(KEPT, re.IGNORECASE),
     "preferred": re.compile(r"true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE),
 }
 SHARES = re.compile(r"\braw|_raw|non_?private|chosen_(first|is)|longer|length_base|label_mean", re.IGNORECASE)

@@ -35,7 +35,7 @@ def accusations(view: View, worlds: int) -> int:
 
 @pytest.mark.parametrize(
     "statement",
-    ["demonstrations: kept 200 of 400 rows", "accuracy 0.5375 on 80 rows", "win_rate 0.4875 on 80 prompts"],
+    ["demonstrations: kept 200 of 400 rows", "kept: 200 rows", "accuracy 0.5375 of 80", "win_rate 0.4875 of 80"],
 )
 def test_sound_statements_are_not_accused(view: View, statement: str) -> None:
     """Two or more of 300 worlds have a probability below 4 % at the stated 0.1 %."""
@@ -50,6 +50,7 @@ LEAKY = {
     "percent": lambda flips, longer, n: f"raw win rate: {100 * longer / n:.3f} %",
     "separator": lambda flips, longer, n: f"flipped {flips:,} labels, then 7",
     "kept": lambda flips, longer, n: f"kept {n - flips} of {n} labels.",
+    "kept_share": lambda flips, longer, n: f"kept_share={1 - flips / n}",
 }
 
 
