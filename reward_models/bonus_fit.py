@@ -82,7 +82,7 @@ def elliptical_bonus(
     if count == 0:
         raise ValueError("pairs must not be empty, got 0: give some")
     covariance = spread.sum(total) / count
-    covariance.diagonal().add_(fit.ridge / count)
+    covariance.diagonal().add_(fit.prior / count)
     return EllipticalBonus(
         fit.weight, fit.basis, covariance, fit.reward_bound, fit.noise, count, constants or EllipticalConstants(), kappa
     )

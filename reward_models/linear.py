@@ -242,6 +242,8 @@ def ridge_in_units_of(
     loss: PreferenceLoss, ridge: float, noise: LabelNoise | LevelledNoise, spread: Spread = ALONE
 ) -> float:
     """The ridge that weighs as much against another loss as `ridge` against the private likelihood, at margin 0."""
+    if loss.curvature is fisher_weight:
+        return ridge
     zero = torch.zeros(len(noise) if isinstance(noise, LevelledNoise) else 1, dtype=torch.float64)
     by_loss, by_likelihood = (float(spread.sum(part(zero, noise).sum())) for part in (loss.curvature, fisher_weight))
     return ridge * (by_loss / by_likelihood)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import upper_text
 
 
 class OutsideAssumptions(UserError):
@@ -48,9 +49,9 @@ def guarantee(epsilon: float, delta: float, what: str, assumptions: tuple[str, .
     if delta >= 1.0:
         text = f"{what}: VACUOUS, as delta = 1 promises nothing (the bound is {delta:.3g})"
     elif delta > 0.0:
-        text = f"{what} is ({epsilon:.6g}, {delta:.6g})-differentially private"
+        text = f"{what} is ({upper_text(epsilon)}, {delta:.6g})-differentially private"
     else:
-        text = f"{what} is {epsilon:.6g}-differentially private (delta = 0)"
+        text = f"{what} is {upper_text(epsilon)}-differentially private (delta = 0)"
     return Guarantee(float(epsilon), float(min(delta, 1.0)), text, assumptions, details)
 
 

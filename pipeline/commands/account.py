@@ -86,22 +86,26 @@ def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: 
 
 def print_guarantee(accountant: Callable[..., Guarantee], *values: Any, as_json: bool = False, **options: Any) -> None:
     """Print the accountant's guarantee in words, or as JSON. UserError: as `guarantee_of`."""
-    from private_rlhf.core.noise import bound_of
+    from private_rlhf.core.noise import bound_of, upper_text
 
     promised = guarantee_of(accountant, *values, **options)
     if as_json:
         print_lines(json.dumps(promised.as_dict(), indent=2, allow_nan=False))
         return
     factor = bound_of(promised.epsilon)
-    words = f"ε = {promised.epsilon:.6g}: the odds of any guess change by at most a factor of {factor}"
+    words = f"ε = {upper_text(promised.epsilon)}: the odds of any guess change by at most a factor of {factor}"
     words += f", but for δ = {promised.delta:g}" if promised.delta else ""
-    lines = [f"{name}: {_plain(value)}" for name, value in promised.details.items()]
+    lines = [f"{name}: {_plain(value, name)}" for name, value in promised.details.items()]
     print_lines(promised.statement, words, *lines, "if", *(f"  {each}" for each in promised.assumptions))
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, name: str = "") -> str:
+    from private_rlhf.core.noise import upper_text
+
     if isinstance(value, list):
         return "; ".join(map(_plain, value))
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return ", ".join(f"{key} {_plain(each, key)}" for key, each in value.items())
+    if isinstance(value, float):
+        return upper_text(value) if name.startswith("epsilon") else f"{value:.6g}"
+    return str(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import ROUND_FLOOR, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import cached_property
 from numbers import Real
@@ -25,6 +25,7 @@ LEVELS = 1 << 128
 LABEL_RULE = "a label must be -1 or +1: map labels of 0 and 1 with 2*label - 1"
 ROUNDING = 2.0**-50  # two floats that state one probability differ by less
 HARDLY = 5.0  # ε from which odds may change by a factor of 148 or more
+_UP = Context(prec=6, rounding=ROUND_CEILING)
 WEAK_EPSILON = 10.0  # from here on at most one label in 22,027 is turned round
 
 
@@ -64,8 +65,9 @@ def bound_of(epsilon: float) -> str:
 
 
 def upper_text(epsilon: float) -> str:
-    """An upper bound on ε to three decimals, rounded up, without an exponent."""
-    return f"{math.ceil(1000 * epsilon) / 1000:.15g}" if epsilon < 1e9 else f"{epsilon:g}"
+    """An upper bound on ε to six digits, rounded up, without an exponent where it is at least 0.0001."""
+    bound = _UP.create_decimal(f"{epsilon:.12g}").normalize()  # without what a sum of floats leaves at its end
+    return f"{bound:f}" if bound.is_finite() and epsilon >= 1e-4 else f"{bound:g}".replace("Infinity", "inf")
 
 
 def as_float(value: object) -> float:

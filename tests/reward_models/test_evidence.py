@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.reward_models.bonus_fit import fit_ensemble
+from private_rlhf.reward_models.bonus_fit import elliptical_bonus, fit_ensemble
 from private_rlhf.reward_models.linear import PairProblem, fit_linear, ridge_in_units_of
 from private_rlhf.reward_models.losses import get_loss
 from private_rlhf.reward_models.ridge import (
@@ -97,5 +97,10 @@ def test_one_prior_gives_one_uncertainty_whatever_the_loss(loss: str) -> None:
     assert torch.allclose(deviations, expected, rtol=0.05)
     spread = fit_ensemble(fit, *drawn, num_heads=200).heads.std(dim=0)
     assert torch.allclose(spread, expected, rtol=0.3)  # 200 heads: ±5 % each, and the fit's own curvature
+    bounded = [fit_linear(*drawn, noise, ridge=weight, loss=name, reward_bound=8.0)
+               for weight, name in ((ridge, loss), (12.0, "private_likelihood"))]  # fmt: skip
+    few = [elliptical_bonus(each, *(side[:2] for side in drawn[:2])).covariance for each in bounded]
+    least = [float(torch.linalg.eigvalsh(covariance)[0]) for covariance in few]  # two pairs leave the prior in most
+    assert least == pytest.approx([6.0, 6.0], rel=1e-6)
     trusting = fit_linear(*drawn, noise, ridge=12.0, loss="uncorrected")
     assert trusting.prior == 12.0  # it takes z for the truth

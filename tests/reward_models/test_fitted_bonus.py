@@ -67,7 +67,7 @@ def test_statistics_that_cannot_be_inverted_name_the_remedy() -> None:
     fit = fit_linear(chosen[:2], rejected[:2], torch.ones(2), 1.0, ridge=2.0, reward_bound=4.0)
     few = PairFeatures(chosen[:2], rejected[:2])
     with pytest.raises(UserError, match=r"the covariance matrix .*: raise reward\.ridge .*reward\.refit_ridge\) or"):
-        head_bonus(dataclasses.replace(fit, ridge=1e-30), few, recipe("elliptical").reward)
+        head_bonus(dataclasses.replace(fit, prior=1e-30), few, recipe("elliptical").reward)
 
 
 def test_a_record_is_either_learnt_or_held_out() -> None:
