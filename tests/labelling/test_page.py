@@ -132,7 +132,7 @@ def load(tab: Tab, path: Path, *rows: dict[str, Any], person: str = "anna") -> N
     """Begins on a file of questions, at the page from disk."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     tab.choose_file("#questions", path)
-    tab.run(f"byId('person').value = {person!r}; byId('epsilon').value = 100; say('')")
+    tab.run(f"byId('person').value = {person!r}; byId('epsilon').value = 100")
     tab.run("byId('file').requestSubmit()")
 
 
@@ -149,6 +149,24 @@ def test_a_question_that_is_no_text_is_no_question(tmp_path: Path, tab: Tab) -> 
     load(tab, tmp_path / "q.jsonl", question | {"prompt": messages})
     tab.wait("memory && pass().then(() => true)")
     tab.wait("byId('prompt').textContent === 'hi'")
+
+
+def test_a_file_that_changed_since_it_was_chosen_is_no_fault_of_the_browser(tmp_path: Path, tab: Tab) -> None:
+    """In another browser all is drawn again. What was said of the file does not stay over the question."""
+    question = {"id": "q", "prompt": "p", "response_a": "yes", "response_b": "no"}
+    path = tmp_path / "q.jsonl"
+    tab.open(PAGE.as_uri())
+    load(tab, path, question, question)
+    tab.wait("byId('said').textContent === t('file_twice')")
+    path.unlink()
+    tab.run("byId('file').requestSubmit()")
+    tab.wait("byId('said').textContent === t('file_wrong')")
+    load(tab, path, question)
+    tab.wait("!byId('question').hidden")
+    assert tab.run("byId('said').textContent") == ""
+    tab.run("indexedDB.open = () => { throw new Error() }")
+    load(tab, path, question)
+    tab.wait("byId('said').textContent === t('no_memory')")
 
 
 def test_from_disk_each_person_answers_a_pair_once(tmp_path: Path, tab: Tab) -> None:
