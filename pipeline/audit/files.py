@@ -32,6 +32,7 @@ STARTS = 24  # bytes within which a piece starts, or at the response's end; the 
 MOST_EVENTS = 50_000  # whose texts are searched for
 LARGEST = 1 << 26  # bytes of a file that are searched
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf", ".png", ".svg")
+MODEL_FILE = re.compile(r"(adapter_|pytorch_)?model.*\.(safetensors|bin)|.*\.(pth?|gguf)")
 NEVER = np.iinfo(np.int64).max
 _PIECE = re.compile(rb"[^\x00-\x1f\x7f-\xff\"\\<>&'/]{%d}" % PIECE)
 
@@ -177,7 +178,11 @@ def model_folders(view: View) -> dict[Path, str | None]:
     """"reward", "language" or None (another one, or an adapter) for each folder of weights below the roots."""
     folders: dict[Path, str | None] = {}
     kinds = {"SequenceClassification": "reward", "CausalLM": "language"}
-    for folder in dict.fromkeys(p.parent for p in view.files if p.suffix == ".safetensors" or p.match("*model*.bin")):
+    configured = {path.parent for path in view.files if path.name in ("config.json", "adapter_config.json")}
+    for path in view.files:
+        folder = path.parent
+        if not (MODEL_FILE.fullmatch(path.name) or (path.suffix == ".safetensors" and folder in configured)):
+            continue
         try:
             name = str((read_json(folder / "config.json").get("architectures") or [""])[0])
         except (OSError, ValueError, AttributeError, TypeError, LookupError):

@@ -105,8 +105,12 @@ def test_a_checkpoint_that_does_not_load_is_named(base: Path, tmp_path: Path, wo
     (tmp_path / "model").mkdir()
     if config is not None:
         (tmp_path / "model" / config).write_text((base / "config.json").read_text())
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"broken")
+    (tmp_path / "model" / ("model.safetensors" if config else "model.gguf")).write_bytes(b"broken")
+    for number, data in enumerate(("reference-00000-0-of-1", "features-00000", "trainable", "early_stopping")):
+        (tmp_path / f"data{number}").mkdir()
+        (tmp_path / f"data{number}" / f"{data}.safetensors").write_bytes(b"no weights of a whole model")
     outcome = attacked(tmp_path, world)
     assert not outcome.leak
     assert outcome.untried is not None
     assert "the checkpoint model (it does not load as a whole model)" in outcome.untried
+    assert outcome.untried.count("checkpoint") == 1
