@@ -7,8 +7,10 @@ of judged events are kept, each as the position of its event; texts are kept onc
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -19,7 +21,7 @@ import numpy as np
 from private_rlhf.audit.canaries import RawFacts, Truth, pair_key
 from private_rlhf.core.documents import MANIFESTS, read_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import LabelNoise, check_epsilon, epsilon_of, is_public
+from private_rlhf.core.noise import LabelNoise, as_float, check_epsilon, epsilon_of, is_public
 from private_rlhf.data.release import EPSILON
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.mechanism import LEVELLED
@@ -147,8 +149,8 @@ def response_columns(row: Row) -> tuple[str, str] | None:
 def stated_epsilon(folder: Path) -> float | None:
     """The epsilon that a manifest in the folder (or one of the two above) claims; inf for "released as they are".
 
-    The nearest manifest that names one counts: `guarantee.epsilon`, or the outermost key called epsilon (or eps).
-    UserError: that key holds neither null nor a finite number above 0.
+    The nearest manifest that names one counts: `guarantee.epsilon`, or the outermost epsilon, or else the outermost
+    usable eps. UserError: epsilon is neither null nor a finite number above 0.
     """
     for home in (folder, folder.parent, folder.parent.parent):
         for path in (*sorted(home.glob("*manifest*.json")), home / MANIFESTS[0]):
@@ -157,7 +159,9 @@ def stated_epsilon(folder: Path) -> float | None:
             except (OSError, ValueError):
                 continue
             guarantee = facts.get("guarantee") if isinstance(facts, dict) else None
-            for epsilon in _epsilons(guarantee if isinstance(guarantee, dict) else facts):
+            facts = guarantee if isinstance(guarantee, dict) else facts
+            usable = (eps for eps in _values(facts, "eps") if eps is None or 0 < as_float(eps) < math.inf)
+            for epsilon in chain(_values(facts, "epsilon"), usable):
                 return epsilon_of(None if epsilon is None else check_epsilon(epsilon, f"epsilon in {path}"))
     return None
 
@@ -171,12 +175,11 @@ def states_levels(folder: Path) -> bool:
         return False
 
 
-def _epsilons(value: Any) -> Iterator[Any]:
+def _values(value: Any, name: str) -> Iterator[Any]:
     level = [value]
     while level:
         pairs = [pair for each in level if isinstance(each, dict) for pair in each.items()]
-        for name in ("epsilon", "eps"):
-            yield from (inner for key, inner in pairs if key.lower() == name and not isinstance(inner, (dict, list)))
+        yield from (inner for key, inner in pairs if key.lower() == name and not isinstance(inner, (dict, list)))
         level = [inner for _, inner in pairs] + [inner for each in level if isinstance(each, list) for inner in each]
 
 
@@ -297,7 +300,9 @@ def build_view(
     builder, tables, claims, levelled = _Builder(truth, most), [], [], False
     present: dict[Path, set[bytes]] = {root: set() for root in roots}
     for (folder, _), paths in groups.items():
-        stated, levelled = stated_epsilon(folder), levelled or states_levels(folder)
+        stated, levelled = None, levelled or states_levels(folder)
+        with nullcontext() if epsilon is None else suppress(UserError):
+            stated = stated_epsilon(folder)
         added = builder.read(_name(folder, roots), paths, stated)
         for root in roots:
             if root == folder or root in (*folder.parents, *paths):

@@ -152,7 +152,8 @@ def test_a_claim_below_the_release_s_epsilon_is_refuted(tmp_path: Path, world: W
 @pytest.mark.parametrize(
     ("manifest", "epsilon"),
     [({"optimizer": {"eps": 1e-8}, "epsilon": 2}, 2), ({"a": {"b": {"eps": None}}, "c": [{"EPSILON": 3}]}, 3),
-     ({"adam": {"eps": 1e-8}, "privacy": {"epsilon": 1}}, 1), ({"note": {}}, None)],
+     ({"adam": {"eps": 1e-8}, "privacy": {"epsilon": 1}}, 1), ({"note": {}}, None),
+     ({"adam": {"eps": 1e-8}, "dp": {"labels": {"epsilon": 1}}}, 1), ({"eps": "adam", "dp": {"EPS": 2}}, 2)],
 )  # fmt: skip
 def test_the_outermost_epsilon_is_the_claim(tmp_path: Path, manifest: object, epsilon: float | None) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
@@ -161,7 +162,7 @@ def test_the_outermost_epsilon_is_the_claim(tmp_path: Path, manifest: object, ep
 
 @pytest.mark.parametrize(
     ("manifest", "message"),
-    [({"epsilon": None}, "must hold labels to judge, got only public ones"),
+    [({"dp": {"epsilon": None}}, "states no finite epsilon"),
      ({"epsilon": -1}, "manifest.json must be a finite number above 0, got -1"),
      ({"epsilon": "2.0"}, "manifest.json must be a finite number above 0, got '2.0'")],
 )  # fmt: skip
@@ -171,8 +172,12 @@ def test_a_release_without_a_protected_label_or_a_usable_claim_is_refused(
     """Raw labels declared public left zero events, and none of them leaked."""
     folder = sound(world, tmp_path / "bundle")
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert main(["attack", str(folder), "--truth", str(truth_file(world, tmp_path)), "--epsilon", "2"]) == 2
+    attack = ["attack", str(folder), "--truth", str(truth_file(world, tmp_path))]
+    assert main(attack) == 2
     assert message in capsys.readouterr().err
+    public = manifest == {"dp": {"epsilon": None}}
+    assert main([*attack, "--epsilon", "2"]) == (2 if public else 0)
+    assert ("must hold labels to judge, got only public ones" in capsys.readouterr().err) == public
 
 
 def test_a_pair_with_a_blank_response_is_left_out_of_the_replay(tmp_path: Path, capsys: Capture) -> None:
