@@ -24,15 +24,18 @@ from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
 from private_rlhf.core.noise import LabelNoise
 
 # "kept 200 of 400 rows" is of a filter, and no statistic of labels.
-KEPT = r"\bkept(?!\W+(?!rate|share|mean|count|value|total)\w)|kept.*label|label.*kept|unchanged|agree|(true|raw).?label"
+KEPT = (
+    r"\bkept(?!\W+(of|rows|\d+)\b)|kept.*label|label.*kept|label.*accuracy|accuracy.*label|unchanged|agree"
+    r"|(true|raw).?label"
+)
 STATED = {  # names of numbers, by a word of the statistics that they state
     "flipped": re.compile(r"flip(?!.?prob)", re.IGNORECASE),
     "kept": re.compile(KEPT, re.IGNORECASE),
     "preferred": re.compile(r"true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE),
 }
-SHARES = re.compile(r"\braw|_raw|non_?private|chosen_(first|is)|longer|length_base|label_mean", re.IGNORECASE)
+SHARES = re.compile(r"(?i)\braw|_raw|non_?private|chosen_(first|is)|longer|length_base|label_mean|agree.*length")
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
-PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
+PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total", "win_rate", "accuracy"})  # of their parent
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
 HEX = re.compile(r"\b[0-9a-fA-F]{16,128}\b")
 NUMBER = re.compile(r"(?<![\w.])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?=([ \w]{0,16}))")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,13 @@ LEAKY = {
     "separator": lambda flips, longer, n: f"flipped {flips:,} labels, then 7",
     "kept": lambda flips, longer, n: f"kept {n - flips} of {n} labels.",
     "kept_share": lambda flips, longer, n: f"kept_share={1 - flips / n}",
+    "kept true": lambda flips, longer, n: f"kept true {n - flips}",
+    "kept pairs": lambda flips, longer, n: f"kept pairs {n - flips}",
+    "kept as": lambda flips, longer, n: f"kept as they were: {n - flips}",
+    "label accuracy": lambda flips, longer, n: f"label accuracy {1 - flips / n}",
+    "accuracy of labels": lambda flips, longer, n: f"accuracy of private labels {1 - flips / n}",
+    "length": lambda flips, longer, n: f"agreement_with_length: {longer / n}",
+    "parent": lambda flips, longer, n: json.dumps({"raw": {"win_rate": longer / n}}),
 }
 
 
@@ -60,9 +68,9 @@ def test_an_exact_statistic_is_read_however_it_is_printed(tmp_path: Path, way: s
     z = flips(world, 1.0)
     folder = bundle(tmp_path / "bundle", trl_rows(world, z), 1.0)
     longer = sum(len(chosen) > len(other) for _, chosen, other in world.rows)
-    (folder / "run.log").write_text(LEAKY[way](4201 - sum(world.kept(z)), longer, 4201))
+    (folder / "notes").write_text(LEAKY[way](4201 - sum(world.kept(z)), longer, 4201))
     view, answers = build_view([folder], world.truth())
-    assert [finding.where.split(":")[0] for finding in statistics(view, answers)] == ["run.log"]
+    assert [finding.where.split(":")[0] for finding in statistics(view, answers)] == ["notes"]
 
 
 def test_cells_of_a_table_are_numbers_of_their_own() -> None:
