@@ -66,18 +66,18 @@ def statistics(view: View, answers: Answers) -> list[Finding]:
         rule = f"they need the labels of all rows, of {LEAST_EVENTS} or more; {most} of {total} are known"
         view.untried.append(f"exact statistics ({rule})")
     stated = (
-        (path.name, name, value)
+        (path.name, name, value, unit)
         for path, text in view.documents()
         if path.name not in VOCABULARIES
-        for name, value in numbers(path.suffix.lower(), text)
+        for name, value, unit in numbers(path.suffix.lower(), text)
     )
-    for (file, name, value), (table, (exact, released)) in product(stated, known):
+    for (file, name, value, unit), (table, (exact, released)) in product(stated, known):
         n = len(table.event)
         kinds = [kind for kind, pattern in STATED.items() if pattern.search(_says(name))]
         kinds += ["preferred"] * bool(value % 1 and SHARES.search(_says(name)))
         stating = {label: count for label, count in exact.items() if any(kind in label for kind in kinds)}
-        hits = [label for label, count in stating.items() if equals(value, count, n)]
-        if hits and not any(equals(value, count, n) for count in (*released.values(), *(n * rate for rate in rates))):
+        hits = [label for label, count in stating.items() if equals(value, count, n, unit)]
+        if hits and not any(equals(value, count, n, unit) for count in (*released.values(), *(n * rate for rate in rates))):
             findings.append(Finding("statistics", f"{file}: {name}", f"{value:g} is the {hits[0]}"))
     return findings
 
@@ -128,21 +128,21 @@ def true_statistics(view: View, table: Table, answers: Answers) -> tuple[dict[st
     return exact, counts(table.z)
 
 
-def equals(value: float, count: float, n: int) -> bool:
-    """The number is the count, or the share count/n (or in percent), exactly or rounded to digits that tell it from the
-    shares of other counts. A share that is also one of a few (0.5, k/24) is not taken for one of n.
+def equals(value: float, count: float, n: int, unit: float) -> bool:
+    """The number is the count, or the share count/n (or in percent), exactly or rounded to a unit that tells it from
+    the shares of other counts. A share that is also one of a few (0.5, k/24) is not taken for one of n.
     """
     if value == int(value) and value > 1:
         return value == count
-    digits, few = len(repr(value).partition(".")[2]), (Fraction(count) / n).denominator < min(50, n // 4)
-    for share, unit in ((value, 10.0**-digits), (value / 100, 10.0 ** -(digits + 2))):
-        if not few and abs(share - count / n) <= max(min(1e-6, 0.1 / n), 0.501 * unit * (unit < 1 / n)):
-            return True
-    return False
+    few = (Fraction(count) / n).denominator < min(50, n // 4)
+    return not few and any(
+        abs(value / per - count / n) <= max(min(1e-6, 0.1 / n), 0.501 * unit / per * (unit / per < 1 / n))
+        for per in (1, 100)
+    )
 
 
-def numbers(suffix: str, text: str) -> Iterator[tuple[str, float]]:
-    """(name, number) pairs of a document: keys of JSON and YAML, the words around a number elsewhere."""
+def numbers(suffix: str, text: str) -> Iterator[tuple[str, float, float]]:
+    """(name, number, unit of its last digit) in a document: keys of JSON and YAML, the words around it elsewhere."""
     parse: Callable[[str], Any] = {".yaml": parse_yaml, ".yml": parse_yaml}.get(
         suffix, partial(parse_json, finite=False)
     )
@@ -157,10 +157,14 @@ def numbers(suffix: str, text: str) -> Iterator[tuple[str, float]]:
                 continue
         for match in NUMBER.finditer(line):
             words = f"{line[max(0, match.start() - 28) : match.start()]} {match[2]}".replace(".", " ")
-            yield from _flat(float(match[1].replace(",", "")), " ".join(words.split()))
+            yield " ".join(words.split()), float(match[1].replace(",", "")), _unit(match[1])
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:
+def _unit(digits: str) -> float:
+    return 10.0 ** -len(digits.partition(".")[2])
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, float, float]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}".lstrip("."))
@@ -168,7 +172,7 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:
         for inner in value:
             yield from _flat(inner, name)
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
-        yield name, float(value)
+        yield name, float(value), _unit(repr(value))
 
 
 def digests_and_sizes(view: View) -> list[Finding]:
@@ -180,7 +184,7 @@ def digests_and_sizes(view: View) -> list[Finding]:
     findings = []
     for path, text in view.documents():
         texts.append((path, text))
-        for name, value in numbers(path.suffix.lower(), text):
+        for name, value, _ in numbers(path.suffix.lower(), text):
             stated = ["size"] * (value in sizes) + ["time"] * bool(int(value) in times and RAW_TIME.search(name))
             where = f"{path.name}: {name}"
             findings += [Finding("files and sizes", where, f"the {fact} of the raw file") for fact in stated]

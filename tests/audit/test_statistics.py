@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from audit.worlds import bundle, flips, make_world, sound, trl_rows
-from private_rlhf.audit.statistics import numbers, statistics
+from private_rlhf.audit.statistics import equals, numbers, statistics
 from private_rlhf.audit.view import Answers, View, build_view
 from private_rlhf.core.noise import LabelNoise
 
@@ -74,7 +74,12 @@ def test_an_exact_statistic_is_read_however_it_is_printed(tmp_path: Path, way: s
 
 
 def test_cells_of_a_table_are_numbers_of_their_own() -> None:
-    assert list(numbers(".csv", "flips,163,437\n")) == [("flips", 163.0), ("flips 163", 437.0)]
+    assert list(numbers(".csv", "flips,163,437\n")) == [("flips", 163.0, 1.0), ("flips 163", 437.0, 1.0)]
+
+
+def test_a_last_digit_of_0_counts() -> None:
+    ((_, value, unit),) = numbers(".log", "raw win rate 0.4170")
+    assert equals(value, 1752, 4201, unit)
 
 
 def test_the_flip_probability_is_no_count(tmp_path: Path) -> None:
