@@ -25,7 +25,7 @@ from private_rlhf.core.noise import LabelNoise
 
 # "kept 200 of 400 rows" is of a filter, and no statistic of labels.
 KEPT = (
-    r"\bkept(?!\W+(of|rows|\d+)\b)|kept.*label|label.*kept|label.*accuracy|accuracy.*label|unchanged|agree"
+    r"\bkept(?![\W_]+(of|rows|\d+)\b)|kept.*label|label.*kept|label.*accuracy|accuracy.*label|unchanged|agree"
     r"|(true|raw).?label"
 )
 STATED = {  # names of numbers, by a word of the statistics that they state
@@ -33,7 +33,9 @@ STATED = {  # names of numbers, by a word of the statistics that they state
     "kept": re.compile(KEPT, re.IGNORECASE),
     "preferred": re.compile(r"true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE),
 }
-SHARES = re.compile(r"(?i)\braw|_raw|non_?private|chosen_(first|is)|longer|length_base|label_mean|agree.*length")
+NO_UNIT = r"(?!.*[\s_]([kmg]i?b|m?s|sec\w*)$)"  # of a size or a time
+SHARES = re.compile(rf"(?i)(\b|_)raw{NO_UNIT}|non_?private|chosen_(first|is)|longer|length_base|label_mean|agree.*length")
+RATE = re.compile(r"(?i)(?<![a-z])(rate|share|win(?!d))")  # these may be rounded
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total", "win_rate", "accuracy"})  # of their parent
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
@@ -76,8 +78,10 @@ def statistics(view: View, answers: Answers) -> list[Finding]:
         kinds = [kind for kind, pattern in STATED.items() if pattern.search(_says(name))]
         kinds += ["preferred"] * bool(value % 1 and SHARES.search(_says(name)))
         stating = {label: count for label, count in exact.items() if any(kind in label for kind in kinds)}
-        hits = [label for label, count in stating.items() if equals(value, count, n, unit)]
-        if hits and not any(equals(value, count, n, unit) for count in (*released.values(), *(n * rate for rate in rates))):
+        rounded = unit if RATE.search(_says(name)) else 0.0
+        hits = [label for label, count in stating.items() if equals(value, count, n, rounded)]
+        expected = any(abs(value - per * rate) <= 0.501 * unit for rate, per in product(rates, (1, 100, n)))
+        if hits and not (expected or any(equals(value, count, n, rounded) for count in released.values())):
             findings.append(Finding("statistics", f"{file}: {name}", f"{value:g} is the {hits[0]}"))
     return findings
 

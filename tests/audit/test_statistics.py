@@ -11,15 +11,14 @@ import pytest
 from audit.worlds import bundle, flips, make_world, sound, trl_rows
 from private_rlhf.audit.statistics import equals, numbers, statistics
 from private_rlhf.audit.view import Answers, View, build_view
-from private_rlhf.core.noise import LabelNoise
 
-EPSILON, SIZE = 0.1, 400
+SIZE = 400
 
 
-@pytest.fixture
-def view(tmp_path: Path) -> View:
+@pytest.fixture(params=[0.1, 1.0])
+def view(tmp_path: Path, request: pytest.FixtureRequest) -> View:
     world = make_world(SIZE, seed=30)
-    return build_view([sound(world, tmp_path / "bundle", EPSILON)], world.truth())[0]
+    return build_view([sound(world, tmp_path / "bundle", request.param)], world.truth())[0]
 
 
 def accusations(view: View, worlds: int) -> int:
@@ -28,7 +27,7 @@ def accusations(view: View, worlds: int) -> int:
     accused = 0
     for _ in range(worlds):
         labels = generator.choice([-1, 1], SIZE).astype(np.int8)
-        z = np.where(generator.random(SIZE) < LabelNoise.of(EPSILON).keep_prob, labels, -labels).astype(np.int8)
+        z = np.where(generator.random(SIZE) < view.alpha, labels, -labels).astype(np.int8)
         view.tables[0] = replace(view.tables[0], z=z[view.tables[0].event])
         accused += bool(statistics(view, Answers(labels, np.zeros(0, np.int8))))
     return accused
@@ -36,7 +35,9 @@ def accusations(view: View, worlds: int) -> int:
 
 @pytest.mark.parametrize(
     "statement",
-    ["demonstrations: kept 200 of 400 rows", "kept: 200 rows", "accuracy 0.5375 of 80", "win_rate 0.4875 of 80"],
+    ["demonstrations: kept 200 of 400 rows", "kept: 200 rows", "accuracy 0.5375 of 80", "win_rate 0.4875 of 80",
+     "raw pairs: 0.4875 MB", "read raw file in 0.463 s", "kept_rows: 292", "kept_rows: 210", "agreement 0.733",
+     "expected_flips: 108, expected flip rate 0.27", "expected_flips: 190, expected flip rate 0.475"],
 )
 def test_sound_statements_are_not_accused(view: View, statement: str) -> None:
     """Two or more of 300 worlds have a probability below 4 % at the stated 0.1 %."""
