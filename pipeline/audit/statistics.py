@@ -40,7 +40,7 @@ VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total", "win_rate", "accuracy"})  # of their parent
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
 HEX = re.compile(r"\b[0-9a-fA-F]{16,128}\b")
-NUMBER = re.compile(r"(?<![\w.])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?=([ \w]{0,16}))")
+NUMBER = re.compile(r"(?<![\w.])((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?!\w|\.\d)(?=([ \w]{0,16}))")
 LEAST_EVENTS = 100
 MOST_PARTS = 4
 LEAST_SIZE = 10_000
@@ -154,14 +154,17 @@ def numbers(suffix: str, text: str) -> Iterator[tuple[str, float, float]]:
         with suppress(DocumentError):  # then its numbers are read line by line
             yield from _flat(parse(text), "")
             return
-    for line in (text.replace(",", "\t") if suffix == ".csv" else text).split("\n"):  # JSON may hold other line breaks
+    if suffix == ".csv":
+        text = re.sub(r'"([^"\n]*)"|,', lambda cell: cell[1] or "\t", text)
+    for line in text.split("\n"):  # JSON may hold other line breaks
         if suffix == ".jsonl":
             with suppress(DocumentError):
                 yield from _flat(parse(line), "")
                 continue
         for match in NUMBER.finditer(line):
             words = f"{line[max(0, match.start() - 28) : match.start()]} {match[2]}".replace(".", " ")
-            yield " ".join(words.split()), float(match[1].replace(",", "")), _unit(match[1])
+            for digits in dict.fromkeys((match[1].replace(",", ""), *match[1].split(","))):  # 163,437 may be two numbers
+                yield " ".join(words.split()), float(digits), _unit(digits)
 
 
 def _unit(digits: str) -> float:

@@ -78,6 +78,15 @@ def test_cells_of_a_table_are_numbers_of_their_own() -> None:
     assert list(numbers(".csv", "flips,163,437\n")) == [("flips", 163.0, 1.0), ("flips 163", 437.0, 1.0)]
 
 
+@pytest.mark.parametrize(
+    ("suffix", "text", "values"),
+    [(".log", "flips 1093,163", [1093, 163]), (".log", "flips: [163,437]", [163437, 163, 437]),
+     (".csv", 'flips,"1,093",7', [1093, 1, 93, 7])],
+)  # fmt: skip
+def test_commas_part_numbers_or_thousands(suffix: str, text: str, values: list[float]) -> None:
+    assert [value for _, value, _ in numbers(suffix, text)] == values
+
+
 def test_a_last_digit_of_0_counts() -> None:
     ((_, value, unit),) = numbers(".log", "raw win rate 0.4170")
     assert equals(value, 1752, 4201, unit)
