@@ -33,8 +33,8 @@ STATED = {  # names of numbers, by a word of the statistics that they state
     "kept": re.compile(KEPT, re.IGNORECASE),
     "preferred": re.compile(r"true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE),
 }
-NO_UNIT = r"(?!.*[\s_]([kmg]i?b|m?s|sec\w*)$)"  # of a size or a time
-SHARES = re.compile(rf"(?i)(\b|_)raw{NO_UNIT}|non_?private|chosen_(first|is)|longer|length_base|label_mean|agree.*length")
+BARE = r"(?!.*[\s_]([kmg]i?b|m?s|sec\w*)$)"  # not of a size or a time
+SHARES = re.compile(rf"(?i)(\b|_)raw{BARE}|non_?private|chosen_(first|is)|longer|length_base|label_mean|agree.*length")
 RATE = re.compile(r"(?i)(?<![a-z])(rate|share|win(?!d))")  # these may be rounded
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total", "win_rate", "accuracy"})  # of their parent
@@ -163,7 +163,7 @@ def numbers(suffix: str, text: str) -> Iterator[tuple[str, float, float]]:
                 continue
         for match in NUMBER.finditer(line):
             words = f"{line[max(0, match.start() - 28) : match.start()]} {match[2]}".replace(".", " ")
-            for digits in dict.fromkeys((match[1].replace(",", ""), *match[1].split(","))):  # 163,437 may be two numbers
+            for digits in dict.fromkeys((match[1].replace(",", ""), *match[1].split(","))):  # 1,093 or 1 and 93
                 yield " ".join(words.split()), float(digits), _unit(digits)
 
 

@@ -7,7 +7,6 @@ of judged events are kept, each as the position of its event; texts are kept onc
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -160,7 +159,7 @@ def stated_epsilon(folder: Path) -> float | None:
                 continue
             guarantee = facts.get("guarantee") if isinstance(facts, dict) else None
             facts = guarantee if isinstance(guarantee, dict) else facts
-            usable = (eps for eps in _values(facts, "eps") if eps is None or 0 < as_float(eps) < math.inf)
+            usable = (eps for eps in _values(facts, "eps") if eps is None or as_float(eps) > 0)
             for epsilon in chain(_values(facts, "epsilon"), usable):
                 return epsilon_of(None if epsilon is None else check_epsilon(epsilon, f"epsilon in {path}"))
     return None

@@ -151,4 +151,4 @@ def test_an_audit_needs_both_labels() -> None:
 
 def test_a_row_is_one_row_whatever_breaks_its_texts_hold() -> None:
     """Cut at U+2028, a row was no JSON any more, and its numbers lost their names."""
-    assert list(numbers(".jsonl", '{"raw": {"mtime": 5}, "text": "x\u2028y"}\n')) == [("raw.mtime", 5.0)]
+    assert list(numbers(".jsonl", '{"raw": {"mtime": 5}, "text": "x\u2028y"}\n')) == [("raw.mtime", 5.0, 1.0)]
