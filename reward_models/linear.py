@@ -249,6 +249,13 @@ def ridge_in_units_of(
     return ridge * (by_loss / by_likelihood)
 
 
+def prior_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise | LevelledNoise, spread: Spread = ALONE) -> float:
+    """The precision of θ for which the `ridge` of a loss stands: the ridge that weighs as much against the likelihood."""
+    if loss.name == "uncorrected":  # takes z for the truth: its θ has another scale
+        return ridge
+    return ridge / ridge_in_units_of(loss, 1.0, noise, spread)
+
+
 def fit_linear(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
@@ -274,9 +281,7 @@ def fit_linear(
     problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
     origin = torch.zeros(basis.num_components, dtype=torch.float64)
     theta = minimize(problem, ridge, origin, tolerance=tolerance)
-    # `uncorrected` takes z for the truth: its θ has another scale, on which the ridge is the prior as it stands.
-    units = 1.0 if loss == "uncorrected" else ridge_in_units_of(problem.loss, 1.0, problem.noise, spread)
-    prior = ridge / units
+    prior = prior_of(problem.loss, ridge, problem.noise, spread)
     information = problem.information(theta) + prior * torch.eye(len(theta), dtype=torch.float64)
     weight = basis.weight(theta)
     return LinearFit(

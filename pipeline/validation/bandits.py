@@ -188,10 +188,14 @@ def fit_linear_counts(
     """The minimiser of Σ loss + (ridge/2)‖θ‖², margin = ψ·θ, ψ `difference` (P, d), all repetitions at once: what
     `reward_models.fit_linear` minimises, by Fisher scoring to a decrement of `tolerance` nats. Below (2α−1)²n ≈ 20 d
     with a small ridge it may not converge."""
+    from private_rlhf.reward_models.linear import prior_of
+    from private_rlhf.reward_models.losses import get_loss
+
     problem = _Fits(counts, difference, epsilon, ridge, loss)
     theta, converged = minimise(problem, np.zeros((len(counts.plus), difference.shape[1])), tolerance=tolerance)
     weight = counts.total * fisher_weights(theta @ difference.T, epsilon)
-    return Fit(theta, weighted_gram(weight, difference) + ridge * np.eye(theta.shape[1]), converged)
+    prior = prior_of(get_loss(loss), ridge, LabelNoise.of(epsilon))
+    return Fit(theta, weighted_gram(weight, difference) + prior * np.eye(theta.shape[1]), converged)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def test_pairs_estimate_the_covariance() -> None:
         return shift + torch.randn(prompts, completions, 2, dtype=torch.float64, generator=generator) @ mix.T
 
     first, second = draw(40_000, 2).unbind(1)
-    fit = replace(fitted(2.0, d=2), weight=torch.zeros(2).double(), ridge=0.0)
+    fit = replace(fitted(2.0, d=2), weight=torch.zeros(2).double(), prior=0.0)
     torch.testing.assert_close(elliptical_bonus(fit, first, second).covariance, mix @ mix.T, rtol=0, atol=0.07)
 
 
@@ -130,7 +130,7 @@ def test_half_precision_features_are_summed_in_full_and_in_blocks() -> None:
     generator = torch.Generator().manual_seed(0)
     phi_a, phi_b = (30.0 + torch.randn(2, 3000, 6, generator=generator)).bfloat16()
     assert len(phi_a) > 2 * BLOCK
-    fit = replace(fitted(8.0, d=6), weight=torch.zeros(6).double(), ridge=0.0)
+    fit = replace(fitted(8.0, d=6), weight=torch.zeros(6).double(), prior=0.0)
     difference = phi_a.double() - phi_b.double()
     expected = difference.T @ difference / 6000
     torch.testing.assert_close(elliptical_bonus(fit, phi_a, phi_b).covariance, expected, rtol=1e-12, atol=1e-12)
@@ -146,7 +146,7 @@ def test_elliptical_refusals() -> None:
     with pytest.raises(ValueError, match="pairs must not be empty"):
         elliptical_bonus(fitted(), phi_a[:0], phi_b[:0])
     with pytest.raises(ValueError, match="covariance matrix is not positive definite"):
-        elliptical_bonus(replace(fitted(), ridge=0.0), phi_a[:1], phi_b[:1])
+        elliptical_bonus(replace(fitted(), prior=0.0), phi_a[:1], phi_b[:1])
 
 
 # --- ensemble --------------------------------------------------------------------------------------------------------
