@@ -250,7 +250,7 @@ def ridge_in_units_of(
 
 
 def prior_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise | LevelledNoise, spread: Spread = ALONE) -> float:
-    """The precision of θ for which the `ridge` of a loss stands: the ridge that weighs as much against the likelihood."""
+    """The precision of θ for which the `ridge` of a loss stands: what weighs as much against the likelihood."""
     if loss.name == "uncorrected":  # takes z for the truth: its θ has another scale
         return ridge
     return ridge / ridge_in_units_of(loss, 1.0, noise, spread)
