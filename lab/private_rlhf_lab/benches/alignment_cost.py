@@ -1,4 +1,4 @@
-"""What the privacy of labels costs a trained policy: PPO and private DPO of one recipe at several ε and seeds.
+"""What the privacy of labels costs a trained policy: PPO, regression and private DPO of one recipe by ε and seed.
 
 Each arm is a whole run of the recipe in a directory of its own, DIR/METHOD-epsE-seedS. A seed has its own labels, key
 and flips, its own π_ref and its own sampling noise; at equal seeds all arms have the same labels (flips at falling ε
@@ -36,7 +36,8 @@ from private_rlhf.recipe.load import load_recipe
 from private_rlhf_lab.benches.alignment_arms import Arm, Workshop
 from private_rlhf_lab.benches.epsilon_tables import Share, mean_sd, name_of, over_prompts, share_of
 
-LABELS = {"ppo": "PPO", "dpo": "private DPO"}
+LABELS = {"ppo": "PPO", "gvpo": "regression", "dpo": "private DPO"}
+COLOURS = dict(zip(LABELS, ("tab:blue", "tab:green", "tab:orange"), strict=True))
 NOT_METHODS = {"sft", "gibbs"}
 MEASURED = ("generation_win_rate_truth", "kl", "kl_ci", "true_reward", "objective_gain")
 
@@ -64,7 +65,7 @@ def read_arm(arm: Arm, run: RunDir) -> dict[str, Any] | None:
         "method": arm.method,
         "epsilon": arm.epsilon,
         "seed": arm.seed,
-        "loss": (recipe.reward if arm.method == "ppo" else recipe.dpo).loss,
+        "loss": (recipe.dpo if arm.method == "dpo" else recipe.reward).loss,
         **{name: method[name] for name in MEASURED},
         "of_gibbs": metrics.get("ppo_over_gibbs"),
         "seconds": metrics["seconds"],
@@ -107,10 +108,15 @@ def paired(
     return [row for row in left if row["seed"] in common], [row for row in right if row["seed"] in common]
 
 
+def in_order(arm: tuple[str, float]) -> tuple[int, float]:
+    """Sort key of (method, ε): as in `LABELS`, then by ε."""
+    return list(LABELS).index(arm[0]), arm[1]
+
+
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry per method and ε, the largest ε last."""
     found = []
-    for method, epsilon in sorted({(row["method"], row["epsilon"]) for row in rows}, key=lambda x: (x[0] == "dpo", x)):
+    for method, epsilon in sorted({(row["method"], row["epsilon"]) for row in rows}, key=in_order):
         own = select(rows, method, epsilon)
         gain, gibbs = gains(own), gains(own, "gibbs_objective_gain")
         assert gain is not None
@@ -138,16 +144,18 @@ def share_between(own: Sequence[dict[str, Any]], whole: Sequence[dict[str, Any]]
 
 
 def contrasts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """PPO's J gain minus DPO's at equal ε and seeds, [95 % over prompts]."""
+    """PPO's J gain less that of each other method at equal ε and seeds, [95 % over prompts]."""
     found = []
-    for epsilon in sorted({row["epsilon"] for row in rows}):
-        ppo, dpo = paired(select(rows, "ppo", epsilon), select(rows, "dpo", epsilon))
+    others = {(row["method"], row["epsilon"]) for row in rows if row["method"] != "ppo"}
+    for method, epsilon in sorted(others, key=in_order):
+        ppo, other = paired(select(rows, "ppo", epsilon), select(rows, method, epsilon))
         if not ppo:
             continue
-        both = gains([*ppo, *dpo])
+        both = gains([*ppo, *other])
         assert both is not None
         difference = over_prompts(both[: len(ppo)] - both[len(ppo) :])
-        found.append({"epsilon": epsilon, "seeds": [row["seed"] for row in ppo], **difference.as_dict()})
+        seeds = [row["seed"] for row in ppo]
+        found.append({"method": method, "epsilon": epsilon, "seeds": seeds, **difference.as_dict()})
     return found
 
 
@@ -188,12 +196,14 @@ def table(rows: Sequence[dict[str, Any]], missing: Sequence[str]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     against = contrasts(rows)
     if against:
-        lines += ["", "J gain of PPO minus that of private DPO at equal seeds [95 % over prompts]", ""]
+        lines += ["", "J gain of PPO less that of another method at equal seeds [95 % over prompts]", ""]
         lines += [
-            f"- ε = {name_of(one['epsilon'])}, {len(one['seeds'])} seeds: {bounded(one, '+.2f')}" for one in against
+            f"- {LABELS[one['method']]}, ε = {name_of(one['epsilon'])}, {len(one['seeds'])} seeds: "
+            f"{bounded(one, '+.2f')}"
+            for one in against
         ]
     lines += ["", "| run | win rate by r* | KL | J gain | of Gibbs' gain | minutes |", "|---" * 6 + "|"]
-    for row in sorted(rows, key=lambda row: (row["method"] == "dpo", row["epsilon"], row["seed"])):
+    for row in sorted(rows, key=lambda row: (*in_order((row["method"], row["epsilon"])), row["seed"])):
         share = row["of_gibbs"]
         cells = [
             row["arm"],
@@ -217,7 +227,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     entries = summarise(rows)
     places = {epsilon: place for place, epsilon in enumerate(sorted({entry["epsilon"] for entry in entries}))}
     figure, axes = plt.subplots(figsize=(4.6, 3.2), layout="constrained")
-    for shift, (method, colour) in zip((-0.08, 0.08), (("ppo", "tab:blue"), ("dpo", "tab:orange")), strict=True):
+    for shift, (method, colour) in zip((-0.1, 0.0, 0.1), COLOURS.items(), strict=True):
         own = [entry for entry in entries if entry["method"] == method]
         if not own:
             continue
@@ -257,7 +267,7 @@ def write_report(workshop: Workshop, arms: Sequence[Arm], settings: dict[str, An
         raise UserError(f"{workshop.home} holds no finished arm: run without --report-only")
     missing = [name for name, row in found.items() if row is None]
     text = table(rows, missing)
-    results = {"settings": settings, "table": summarise(rows), "ppo_minus_dpo": contrasts(rows), "runs": rows}
+    results = {"settings": settings, "table": summarise(rows), "ppo_minus_others": contrasts(rows), "runs": rows}
     atomic.write_json(workshop.home / "results.json", plain({**results, "missing": missing}))
     atomic.write_text(workshop.home / "table.md", text)
     draw(rows, workshop.home / "gains.png")
@@ -266,7 +276,7 @@ def write_report(workshop: Workshop, arms: Sequence[Arm], settings: dict[str, An
 
 def arms_of(options: argparse.Namespace) -> list[Arm]:
     """Every arm that is asked for, seed by seed."""
-    wanted = {"ppo": options.seeds, "dpo": options.dpo_seeds}
+    wanted = {"ppo": options.seeds, "gvpo": options.gvpo_seeds, "dpo": options.dpo_seeds}
     every = [Arm(method, epsilon, seed) for method in wanted for epsilon in options.epsilons for seed in wanted[method]]
     return sorted(every, key=lambda arm: arm.seed)
 
@@ -277,6 +287,7 @@ def main() -> int:
     parser.add_argument("--recipe", type=Path, default=Path("configs/demo.yaml"))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 2.0, math.inf])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="of PPO")
+    parser.add_argument("--gvpo-seeds", type=int, nargs="*", default=[])
     parser.add_argument("--dpo-seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--lanes", type=int, default=1, help="runs at a time, each with its share of the cores")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override of every arm")

@@ -96,24 +96,26 @@ def finish(home: Path, arm: Arm, gain: np.ndarray) -> RunDir:
 
 
 def test_the_report_of_what_is_there(tmp_path: Path) -> None:
-    options = argparse.Namespace(epsilons=[0.5, math.inf], seeds=[0, 1, 2], dpo_seeds=[0])
+    options = argparse.Namespace(epsilons=[0.5, math.inf], seeds=[0, 1, 2], gvpo_seeds=[1], dpo_seeds=[0])
     arms = alignment_cost.arms_of(options)
-    assert len(arms) == 8
+    assert len(arms) == 10
     for seed in (0, 1):
         finish(tmp_path, Arm("ppo", math.inf, seed), WHOLE[seed])
         finish(tmp_path, Arm("ppo", 0.5, seed), 0.25 * WHOLE[seed])
     finish(tmp_path, Arm("ppo", math.inf, 2), WHOLE[2])  # without its private arm: in no ratio
     finish(tmp_path, Arm("dpo", 0.5, 0), 0.25 * WHOLE[0] - 0.125)
+    finish(tmp_path, Arm("gvpo", 0.5, 1), 0.25 * WHOLE[1] + 0.25)
     text = alignment_cost.write_report(workshop(tmp_path), arms, {})
     assert "| PPO | 0.5 | 2 | 0.700 ± 0.000 | 0.50 ± 0.00 |" in text
     assert "| 25 % [25, 25], seeds ± 0 |" in text
-    assert "- ε = 0.5, 1 seeds: +0.12 [+0.12, +0.12]" in text
-    assert "Not there yet: ppo-eps0.5-seed2, dpo-epsinf-seed0" in text or "dpo-epsinf-seed0, ppo-eps0.5-seed2" in text
+    assert "- regression, ε = 0.5, 1 seeds: -0.25 [-0.25, -0.25]" in text
+    assert "- private DPO, ε = 0.5, 1 seeds: +0.12 [+0.12, +0.12]" in text
+    assert text.endswith("Not there yet: dpo-epsinf-seed0, gvpo-epsinf-seed1, ppo-eps0.5-seed2\n")
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [entry["epsilon"] for entry in results["table"]] == [0.5, None, 0.5]
+    assert [entry["epsilon"] for entry in results["table"]] == [0.5, None, 0.5, 0.5]
     assert results["table"][0]["retained"]["value"] == pytest.approx(0.25)
     assert results["table"][0]["of_gibbs"]["value"] == pytest.approx(0.25 * WHOLE[:2].mean())
-    assert len(results["runs"]) == 6
+    assert len(results["runs"]) == 7
     assert (tmp_path / "gains.png").stat().st_size > 1000
 
 
