@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter
 from typing import Any
@@ -271,3 +272,12 @@ def test_settings_and_keys_that_give_no_sample_are_refused() -> None:
     for keys, size in (([1], 2), ([1, 2, 3], 2), ([1, 2], 0)):
         with pytest.raises(ValueError, match="keys must be one for each prompt and batch_size at least 1"):
             sample(None, [[3], [4]], keys, size)
+
+
+def test_weights_that_give_no_numbers_stop_in_one_line(small: Any) -> None:
+    """Without the check an index into the vocabulary fails, on a GPU in an assertion of the device."""
+    model = copy.deepcopy(small)
+    with torch.no_grad():
+        model.lm_head.weight[0] = torch.nan
+    with pytest.raises(RunStopped, match="logits must be finite"):
+        sample(model, [[3, 4]], [0])
