@@ -395,11 +395,10 @@ def main() -> None:
     bed = f"{run.require('reward')['fingerprint']}, answers {bench.identity}"
     wanted = [Setting(**each) for each in options.setting]
     wanted = wanted or [setting for name in options.only for setting in SETTINGS[name]]
-    write_table(candidates(bench.score, bench.truth, bench.kl_coef), options.output / "candidates.csv")
     path = options.output / "rows.jsonl"
-    for setting in wanted:
-        if any(Setting(**row["setting"]) == setting for row in rows_of(path, lambda _: bed)):
-            continue
+    done = [Setting(**row["setting"]) for row in rows_of(path, lambda _: bed)]
+    write_table(candidates(bench.score, bench.truth, bench.kl_coef), options.output / "candidates.csv")
+    for setting in dict.fromkeys(each for each in wanted if each not in done):
         row = bench.row(setting)
         with appending(path) as keep:
             keep({"bed": bed, **row})
