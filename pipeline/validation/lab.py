@@ -149,7 +149,7 @@ def _stretched(claim: Claim, number: int) -> Claim:
     value, units, missed = claim.measured, claim.units, 1.0 - CONFIDENCE
     wide, plain = stats.t(max(units - 1, 1)).ppf([1.0 - missed / 2.0 / number, 1.0 - missed / 2.0])
     floor, ceiling = (value + float(wide / plain) * (end - value) for end in claim.interval)
-    if number > 1 and 0.0 <= value <= 1.0:
+    if number > 1 and 0.0 <= claim.interval[0] <= claim.interval[1] <= 1.0:
         share = wilson(value * units, units)
         if np.allclose(claim.interval, (share.ci_low, share.ci_high), rtol=1e-9, atol=0.0):
             floor, ceiling = stats.binomtest(round(value * units), units).proportion_ci(1.0 - missed / number)
