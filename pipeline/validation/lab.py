@@ -27,7 +27,7 @@ from private_rlhf.core import atomic
 from private_rlhf.core.environment import environment
 from private_rlhf.core.errors import RunStopped, UserError, print_lines
 from private_rlhf.core.outputs import output_folder
-from private_rlhf.core.stats import Estimate
+from private_rlhf.core.stats import Estimate, wilson
 from scipy import stats
 
 # Study to its module, which offers `run(quick: bool) -> Report`, deterministic.
@@ -101,20 +101,17 @@ def within(
     """
     interval = (measured.ci_low, measured.ci_high) if isinstance(measured, Estimate) else None
     between = (measured.low, measured.high) if isinstance(measured, Bounds) else interval
-    if isinstance(measured, Bounds):
-        value = measured.low
-    else:
-        value = measured.value if isinstance(measured, Estimate) else float(measured)
+    point = measured.low if isinstance(measured, Bounds) else measured
+    value = point.value if isinstance(point, Estimate) else float(point)
     if interval and (value < interval[0] or value > interval[1]):
         raise ValueError(f"measured {value} lies outside its interval {interval}, for: {claim}")
     bounds = [f">= {low:.10g}"] * math.isfinite(low) + [f"<= {high:.10g}"] * math.isfinite(high)
-    subject = f"95 % interval of {what}" if interval else what
     return Claim(
         claim=claim,
         source=source,
         kind=kind or ("ours" if source.startswith("this project") else "statement"),
         paper=paper,
-        criterion=f"{subject} {' and '.join(bounds)}",
+        criterion=f"{'95 % interval of ' * bool(interval)}{what} {' and '.join(bounds)}",
         measured=value,
         interval=interval,
         joint=between,
@@ -140,7 +137,8 @@ def worst(ratios: Iterable[float]) -> float:
 
 def jointly(claims: Sequence[Claim]) -> list[Claim]:
     """The claims of one study with verdicts that hold together: Bonferroni over its m random estimates. Each 95 %
-    interval is stretched about its value by t(1 − .025/m) / t(.975), Student's t with units − 1 degrees of freedom."""
+    interval is stretched about its value by t(1 − .025/m) / t(.975), Student's t with units − 1 degrees of freedom.
+    That of a share, which beside 0 and 1 grows faster than t, is Clopper and Pearson's at 1 − .05/m."""
     random = sum(claim.interval is not None for claim in claims)
     return [_stretched(claim, random) if claim.interval else claim for claim in claims]
 
@@ -148,12 +146,15 @@ def jointly(claims: Sequence[Claim]) -> list[Claim]:
 def _stretched(claim: Claim, number: int) -> Claim:
     assert claim.interval is not None
     assert claim.units is not None
-    law, tail = stats.t(max(claim.units - 1, 1)), (1.0 - CONFIDENCE) / 2.0
-    factor = float(law.ppf(1.0 - tail / number) / law.ppf(1.0 - tail))
-    floor, ceiling = (claim.measured + factor * (end - claim.measured) for end in claim.interval)
-    low = -math.inf if claim.low is None else claim.low
-    high = math.inf if claim.high is None else claim.high
-    return replace(claim, joint=(floor, ceiling), verdict=_verdict(claim.measured, (floor, ceiling), low, high))
+    value, units, missed = claim.measured, claim.units, 1.0 - CONFIDENCE
+    wide, plain = stats.t(max(units - 1, 1)).ppf([1.0 - missed / 2.0 / number, 1.0 - missed / 2.0])
+    floor, ceiling = (value + float(wide / plain) * (end - value) for end in claim.interval)
+    if number > 1 and 0.0 <= claim.interval[0] <= claim.interval[1] <= 1.0:
+        share = wilson(value * units, units)
+        if np.allclose(claim.interval, (share.ci_low, share.ci_high), rtol=1e-9, atol=0.0):
+            floor, ceiling = stats.binomtest(round(value * units), units).proportion_ci(1.0 - missed / number)
+    ends = -math.inf if claim.low is None else claim.low, math.inf if claim.high is None else claim.high
+    return replace(claim, joint=(floor, ceiling), verdict=_verdict(value, (floor, ceiling), *ends))
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,8 @@ def summary(claims_by_study: Mapping[str, Sequence[Claim]]) -> str:
     lines += [f"  {kind:<12}{len(claims):>4}: {counted(claims)}" for kind, claims in kinds.items() if claims]
     refuted = [claim for claim in kinds["statement"] if claim.verdict == "refuted"]
     lines += [f"{len(refuted)} statements of the papers are refuted" + (":" if refuted else "")]
-    room = MOST_LINES - len(lines)
     lines += [f"  {figure_of(claim).split(' ')[0]:>10}  {claim.claim} [{claim.source}]"[:118] for claim in refuted]
-    return "\n".join(lines if len(refuted) <= room else [*lines[: MOST_LINES - 1], "  … and more in claims.json"])
+    return "\n".join(lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], "  … and more in claims.json"])
 
 
 IN_THE_LAB = "deeper studies are in lab/, `python -m private_rlhf_lab.studies --help`"

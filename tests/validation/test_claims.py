@@ -117,6 +117,16 @@ def test_joint_verdicts_keep_their_level() -> None:
     assert 0.035 < joint < 0.065
 
 
+@pytest.mark.parametrize("wins", [0, 2, 50, 100])
+def test_the_joint_interval_of_a_share_is_not_too_narrow(wins: int) -> None:
+    """With 45 claims a share at either end shows so many wins of 100 with a chance of at most .05/45 / 2, exactly."""
+    low, high = jointly([within("c", "s", wilson(wins, 100), high=0.5, what="x")] * 45)[0].joint or (math.nan, math.nan)
+    assert low <= wins / 100 <= high
+    most = 0.05 / 45 / 2 * (1 + 1e-9)
+    assert stats.binom.cdf(wins, 100, high) <= most or high == 1.0
+    assert stats.binom.sf(wins - 1, 100, low) <= most or low == 0.0
+
+
 def test_exact_numbers_and_bounds_without_chance_are_not_stretched() -> None:
     numbers = (0.5, Bounds(0.5, 2.0), wilson(5, 10))
     exact, bounds, random = (within("c", "s", each, high=1.0, what="x") for each in numbers)

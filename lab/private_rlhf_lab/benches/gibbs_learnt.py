@@ -49,6 +49,7 @@ from tqdm import tqdm
 from private_rlhf_lab.bed_rows import rows_of
 from private_rlhf_lab.benches.epsilon_tables import share_of
 from private_rlhf_lab.benches.gibbs_losses import LOSSES, huber, prefix_variance, utilities
+from private_rlhf_lab.benches.human_features import digest
 
 BATCH, GROUP, READ = 16, 8, 64
 """Answers to a step, at most of one prompt in a step's loss, and to a forward pass without a gradient."""
@@ -125,6 +126,12 @@ class Bench:
         kept = [i for i, prompt in enumerate(answers.prompts) if next(places[tuple(prompt)]) < most]
         recipe = load_recipe(Recipe, run.root / "recipe.yaml", [])
         return cls(recipe, run.stage("sft") / "model", answers.take(kept), once)
+
+    @property
+    def identity(self) -> str:
+        """Of the answers on which policies are measured and of the adapter, whose rows stand beside each other."""
+        measured = [rewards[:, :MEASURED].tolist() for rewards in (self.score, self.truth)]
+        return digest([*measured, self.kl_coef, str(self.recipe.gvpo.lora)])
 
     def target(self, setting: Setting) -> torch.Tensor:
         """Return the rewards that the policy learns from, (M, K) float64."""
@@ -384,14 +391,14 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     run = RunDir(options.run)
-    bench, bed = Bench.of(run, options.answers, options.once), str(run.require("reward")["fingerprint"])
+    bench = Bench.of(run, options.answers, options.once)
+    bed = f"{run.require('reward')['fingerprint']}, answers {bench.identity}"
     wanted = [Setting(**each) for each in options.setting]
     wanted = wanted or [setting for name in options.only for setting in SETTINGS[name]]
-    write_table(candidates(bench.score, bench.truth, bench.kl_coef), options.output / "candidates.csv")
     path = options.output / "rows.jsonl"
-    for setting in wanted:
-        if any(Setting(**row["setting"]) == setting for row in rows_of(path, lambda _: bed)):
-            continue
+    done = [Setting(**row["setting"]) for row in rows_of(path, lambda _: bed)]
+    write_table(candidates(bench.score, bench.truth, bench.kl_coef), options.output / "candidates.csv")
+    for setting in dict.fromkeys(each for each in wanted if each not in done):
         row = bench.row(setting)
         with appending(path) as keep:
             keep({"bed": bed, **row})

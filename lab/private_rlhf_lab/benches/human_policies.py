@@ -124,10 +124,11 @@ def claim(home: Path, settings: dict[str, Any]) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """All that arms of one table share, by value: texts, pairs, and what is overridden beside the paths of a home."""
-    texts = [(options.data / f"{name}.jsonl").read_text(encoding="utf-8") for name in ("train", "eval")]
+    """All that arms of one table share, by value: texts, recipe, pairs, and overrides beside the paths of a home."""
+    files = (options.data / "train.jsonl", options.data / "eval.jsonl", RECIPE)
     given = workshop_of(Path("HOME"), options.pairs, 1, options.set).overrides
-    return {"texts": digest(texts), "pairs": options.pairs, "choose": options.choose, "overrides": list(given)}
+    own = {"pairs": options.pairs, "choose": options.choose, "overrides": list(given)}
+    return {"texts": digest([path.read_text(encoding="utf-8") for path in files]), **own}
 
 
 def lines_of(rows: Sequence[dict[str, str]]) -> str:

@@ -8,7 +8,7 @@
 ones the evaluation pairs', less those of the training file. --policy is a checkpoint folder, or `instruct`, the model
 as shipped; it draws at temperature 1, at most 64 new tokens. r* is `hh_truth` (`private_rlhf_lab.truths`).
 
-Writes safetensors as `online_strategies.load_pool` does: train_features (M, N, d), train_truth (M, N), eval_features,
+Writes safetensors as `league.pool.make_pool` does: train_features (M, N, d), train_truth (M, N), eval_features,
 eval_truth, all float32; metadata says what they are. Features are the states of SmolLM2-135M-Instruct after layer 15 at
 the last token and their mean over the answer, d = 1152: the best depth for people's own labels by cross-validation
 (docs/results/human.md), chosen without r*.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,8 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import pair_basis
 from tqdm import tqdm
 
-from private_rlhf_lab.benches.privacy_cost import EPSILONS, LOSSES, opened, private_labels, scored
+from private_rlhf_lab.benches.epsilon_tables import name_of
+from private_rlhf_lab.benches.privacy_cost import EPSILONS, LOSSES, draws, identity_of, opened, private_labels, scored
 
 DIRECTIONS, MARGIN, SHARE = 30, 2.0, 0.6827
 
@@ -44,6 +44,12 @@ def word_sums(run: RunDir, recipe: Recipe, texts: Sequence[str]) -> torch.Tensor
     model: Any = load_causal_lm(home, recipe.model.dtype)
     table = model.get_input_embeddings().weight.detach().float()
     return torch.stack([table[torch.tensor(renderer.response_ids(text))].sum(dim=0) for text in texts])
+
+
+def texts_of(run: RunDir, recipe: Recipe, home: Path) -> list[list[str]]:
+    """The completions of the pool in `home`: drawn again where a call with other prompts has drawn since."""
+    pool = identity_of(home / "pool.safetensors")
+    return draws(run, recipe, json.loads(pool["prompts"]), int(pool["candidates"]))
 
 
 def simulated(run: RunDir, recipe: Recipe, texts: list[list[str]], count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     run = RunDir(options.run)
     recipe, home, pool = opened(run, options.name, options.set)
-    texts = json.loads((run.root / "privacy_cost" / "draws.json").read_text(encoding="utf-8"))["texts"]
+    texts = texts_of(run, recipe, home)
     of_draws, of_pairs = simulated(run, recipe, texts, options.rewards)
     print("| ε | κ needed by simulated rewards, median [quartiles] | by the truth |")
     print("|---|---|---|")
@@ -97,10 +103,9 @@ def main() -> None:
             needed(*scored(pool, recipe, seed, epsilon, LOSSES[0], private_labels(seed, epsilon)), pool.truth.numpy())
             for seed in range(5)
         ]
-        name = "∞" if math.isinf(epsilon) else f"{epsilon:g}"
-        found[name] = {"simulated": asked, "truth": true}
+        found[name_of(epsilon)] = {"simulated": asked, "truth": true}
         low, middle, high = np.quantile(asked, [0.25, 0.5, 0.75])
-        print(f"| {name} | {middle:.2f} [{low:.2f}, {high:.2f}] | {np.mean(true):.2f} |")
+        print(f"| {name_of(epsilon)} | {middle:.2f} [{low:.2f}, {high:.2f}] | {np.mean(true):.2f} |")
     everything = float(np.median([value for each in found.values() for value in each["simulated"]]))
     print(f"\nmedian over all: κ = {everything:.2f}")
     atomic.write_json(home / "kappa.json", found)

@@ -33,7 +33,8 @@ import matplotlib
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise, epsilon_of
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.inputs import named_prompts
 from private_rlhf.data.render import make_renderer
@@ -89,15 +90,26 @@ def load_pool(run: RunDir, recipe: Recipe, path: Path, prompts: list[Any], candi
     """The pool of this π_ref in the file `path`, made if it is not there yet."""
     sft = run.require("sft")
     identity = {"sft": str(sft["fingerprint"]), "prompts": json.dumps(prompts), "candidates": str(candidates)}
-    identity |= {"features": f"{recipe.reward.pooling} {recipe.reward.num_layers}"}
-    if path.is_file():
-        with safe_open(path, "pt") as file:
-            if file.metadata() == identity:
-                return Pool(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a mapping
+    identity |= {"features": features_of(recipe)}
+    if identity_of(path) == identity:
+        return Pool(**load_file(path))
     pool = make_pool(run, recipe, prompts, candidates)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in vars(pool).items()}, path, identity)
     return pool
+
+
+def features_of(recipe: Recipe) -> str:
+    """What a recipe reads of a text: reward.pooling and num_layers."""
+    return f"{recipe.reward.pooling} {recipe.reward.num_layers}"
+
+
+def identity_of(path: Path) -> dict[str, str]:
+    """The draws and features of the pool in a file; {} without the file."""
+    if not path.is_file():
+        return {}
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
 
 
 def draws(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> list[list[str]]:
@@ -159,9 +171,13 @@ def make_pool(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) 
 
 
 def opened(run: RunDir, name: str, overrides: Sequence[str]) -> tuple[Recipe, Path, Pool]:
-    """The recipe, the folder and the pool that a call with this --name and these --set left in a run."""
-    home = run.root / "privacy_cost" / name
-    return load_recipe(Recipe, run.root / "recipe.yaml", overrides), home, Pool(**load_file(home / "pool.safetensors"))
+    """The recipe, the folder and the pool that a call with this --name and these --set left in a run. UserError where
+    the pool has other features."""
+    home, recipe = run.root / "privacy_cost" / name, load_recipe(Recipe, run.root / "recipe.yaml", overrides)
+    path = home / "pool.safetensors"
+    if (found := identity_of(path).get("features")) != (asked := features_of(recipe)):
+        raise UserError(f"reward.pooling and num_layers must be those of {path}, {found}, got {asked}: repeat --set")
+    return recipe, home, Pool(**load_file(path))
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------
@@ -274,13 +290,19 @@ def apart(
     return "{:+.3f} ± {:.3f}".format(*interval([one["j_gain"] - other["j_gain"] for one, other in pairs]))
 
 
-def against(rows: Sequence[dict[str, Any]], other: Path, kl_coef: float, kappa: float) -> str:
-    """J gain less that of an earlier call with the same prompts and seeds. ValueError: other seeds."""
-    kept = json.loads(other.read_text(encoding="utf-8"))["rows"]
-    earlier = [row | {"epsilon": math.inf if row["epsilon"] is None else row["epsilon"]} for row in kept]
+def earlier_rows(own: Path, other: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows of an earlier call in the folder `other`. UserError unless its draws and seeds are those of `own`."""
+    rows = json.loads((other / "results.json").read_text(encoding="utf-8"))["rows"]
+    mine, theirs = (identity_of(home / "pool.safetensors") | {"features": ""} for home in (own, other))
+    if mine != theirs or {row["seed"] for row in rows} != {*seeds}:
+        raise UserError(f"--against must name a call with the same draws and seeds, got {other.name}: measure it again")
+    return [row | {"epsilon": epsilon_of(row["epsilon"])} for row in rows]
+
+
+def against(rows: Sequence[dict[str, Any]], earlier: Sequence[dict[str, Any]], kl_coef: float, kappa: float) -> str:
+    """J gain less that of `earlier_rows`."""
     mine, theirs = ([row for row in each if row.get("kl_coef") == kl_coef] for each in (rows, earlier))
-    cells = [f"{apart(mine, theirs, epsilon, kappa)} at ε = {name_of(epsilon)}" for epsilon in EPSILONS]
-    return f"J gain less that of {other.parent.name}, paired over seeds: {', '.join(cells)}\n"
+    return ", ".join(f"{apart(mine, theirs, epsilon, kappa)} at ε = {name_of(epsilon)}" for epsilon in EPSILONS)
 
 
 def table(rows: Sequence[dict[str, Any]], kl_coef: float, own: float) -> str:
@@ -365,11 +387,13 @@ def main() -> None:
     prompts = prompts[: options.prompts]
     home = run.root / "privacy_cost" / options.name
     pool = load_pool(run, recipe, home / "pool.safetensors", prompts, options.candidates)
-    rows = list(measure(pool, recipe, range(options.first_seed, options.first_seed + options.seeds)))
+    seeds, other = range(options.first_seed, options.first_seed + options.seeds), options.against
+    earlier = earlier_rows(home, run.root / "privacy_cost" / other, seeds) if other else []
+    rows = list(measure(pool, recipe, seeds))
     text = table(rows, recipe.ppo.kl_coef, recipe.reward.kappa)
-    if options.against:
-        other = run.root / "privacy_cost" / options.against / "results.json"
-        text += f"\n{against(rows, other, recipe.ppo.kl_coef, recipe.reward.kappa)}"
+    if other:
+        differences = against(rows, earlier, recipe.ppo.kl_coef, recipe.reward.kappa)
+        text += f"\nJ gain less that of {other}, paired over seeds: {differences}\n"
     plain = [row | {"epsilon": None} if math.isinf(row["epsilon"]) else row for row in rows]
     settings = {"prompts": len(prompts), "candidates": options.candidates, "kl_coef": recipe.ppo.kl_coef}
     atomic.write_json(home / "results.json", {"settings": settings, "rows": plain})

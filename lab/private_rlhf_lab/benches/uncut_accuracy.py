@@ -5,7 +5,7 @@
 FOLDER holds train.jsonl and eval.jsonl (or .gz) with `prompt`, `chosen`, `rejected`, whose labels must be public: test
 pairs keep theirs. Training labels are randomised at each epsilon, once per seed. The head is fitted as stage `reward`
 does on frozen float32 features of the base model. Accuracy is that of the sign of the margin on the test pairs' true
-labels, with a tie as half a hit; ± is the 95 % interval over seeds (Student's t), which share the pairs.
+labels, with a tie as half a hit; ± is the 95 % interval over seeds (Student's t), which share pairs and folds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.head import PairFeatures, fit_head
 from private_rlhf.reward_models.losses import bounded_reward
 from private_rlhf.reward_models.model import RewardModel
-from scipy.stats import t as student
 
+from private_rlhf_lab.benches.epsilon_tables import interval
 from private_rlhf_lab.benches.text_lengths import read_pairs
 
 EPSILONS = (0.5, 2.0, math.inf)
@@ -66,10 +66,9 @@ def main() -> None:
             prompts = [repr(row["prompt"]) for row in fitting[0]]
             for epsilon in EPSILONS:
                 hits = [accuracy(learnt, judged, prompts, epsilon, seed, recipe) for seed in range(given.seeds)]
-                values = torch.tensor(hits, dtype=torch.float64)
-                half = float(values.std()) / math.sqrt(len(hits)) * student.ppf(0.975, len(hits) - 1)
+                mean, half = interval(hits)
                 each = " ".join(f"{value:.3f}" for value in hits)
-                print(f"{name}, ε {epsilon:g}: accuracy {float(values.mean()):.3f} ± {half:.3f} ({each})", flush=True)
+                print(f"{name}, ε {epsilon:g}: accuracy {mean:.3f} ± {half:.3f} ({each})", flush=True)
 
 
 def ids(renderer: Renderer, row: dict, side: str, cap: int | None) -> list[int]:
@@ -96,7 +95,7 @@ def features(model: RewardModel, renderer: Renderer, rows: Sequence[dict], cap: 
 def accuracy(
     learnt: PairFeatures, judged: PairFeatures, prompts: Sequence[str], epsilon: float, seed: int, recipe: Recipe
 ) -> float:
-    """Of the head that learns from labels randomised with this seed (at ε = ∞ the seed moves only the folds)."""
+    """Of the head that learns from labels randomised with this seed; at ε = ∞ every seed has the same."""
     keep = torch.ones(len(learnt), dtype=torch.bool)
     if not math.isinf(epsilon):
         mechanism, prf = RandomizedResponse(epsilon), insecure_seed_key(seed).prf

@@ -1,9 +1,9 @@
 """`hh_truth`: a known reward r* that people's preferences were read into, on real prompts and free answers.
 
 r*(prompt, answer) is linear in MiniLM's sentence embeddings: of the answer, of prompt and answer as one text, and the
-product of the prompt's and the answer's. It is the ridge-penalised Bradley–Terry fit to all 3,100 public labels of the
-helpful HH-RLHF pairs (by `benches/make_human_truth.py`, which says how well it predicts people), with its scale
-set by pairs that were held out, and centred over the pairs' answers. Units are logits of a preference.
+product of the prompt's and the answer's. It is the ridge-penalised Bradley–Terry fit to the public labels of the 3,097
+helpful HH-RLHF pairs that fit 512 tokens (by `benches/make_human_truth.py`, which says how well it predicts people),
+with its scale set by pairs that were held out, and centred over the pairs' answers. Units are logits of a preference.
 
 It is a truth because it is declared one: labels are drawn from it at any n by Bradley–Terry, and J, suboptimality and
 over-optimisation are exact. It is like people as far as 22 million weights can tell.

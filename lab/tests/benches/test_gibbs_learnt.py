@@ -60,6 +60,21 @@ def test_the_store_s_log_probabilities_serve_as_well(bench: Bench) -> None:
     assert np.mean(expected["score"]) > 0.01
 
 
+def test_rows_stand_beside_each_other_where_answers_measured_and_adapter_are_the_same(bench: Bench) -> None:
+    """Another number of answers, other rewards of as many, or another adapter make other rows."""
+    answers, gvpo = bench.answers, bench.recipe.gvpo
+    wide = replace(bench.recipe, gvpo=replace(gvpo, lora=LoraSettings(rank=8)))
+    longer = replace(bench.recipe, gvpo=replace(gvpo, passes=gvpo.passes + 1))
+    others = (
+        (bench.recipe, answers.take(range(0, len(answers), 2))),
+        (bench.recipe, replace(answers, score=answers.score + 1.0)),
+        (wide, answers),
+    )
+    found = {bench.identity, *(Bench(recipe, bench.home, own).identity for recipe, own in others)}
+    assert len(found) == 4
+    assert Bench(longer, bench.home, answers, once=True).identity == bench.identity
+
+
 def test_held_out_prompts_are_not_learnt_from(bench: Bench) -> None:
     setting = Setting(answers=2, passes=2, prompts=16)
     steps = list(bench.groups(setting, torch.Generator()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,18 @@ def test_a_home_is_of_one_set_of_settings(tmp_path: Path) -> None:
     (tmp_path / "home" / "settings.json").unlink()
     with pytest.raises(UserError, match="choose another --home"):
         bench.claim(tmp_path / "home", {"pairs": 32})
+
+
+def test_another_recipe_is_another_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is a setting that all arms share, as their pairs are."""
+    for name in ("train.jsonl", "eval.jsonl", "recipe.yaml"):
+        (tmp_path / name).write_text("a: 1\n")
+    options = Namespace(data=tmp_path, pairs=16, choose=False, set=[])
+    monkeypatch.setattr(bench, "RECIPE", tmp_path / "recipe.yaml")
+    before = bench.settings_of(options)
+    assert bench.settings_of(options) == before
+    (tmp_path / "recipe.yaml").write_text("a: 2\n")
+    assert bench.settings_of(options) != before
 
 
 def test_settings_are_chosen_on_pairs_that_nobody_learns_from_and_that_do_not_judge(tmp_path: Path) -> None:

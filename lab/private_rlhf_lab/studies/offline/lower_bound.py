@@ -3,7 +3,7 @@
 Every ε-LDP channel of a binary label is a post-processing of randomised response, and randomised response contracts KL
 by (2α−1)². So the proof goes through with a = √(SC)/((2α−1)√n) and gives ¼ e^−1 min(a²/(8 kl_coef), 3a/10) < minimax
 SubOpt (`docs/explanation/lower-bound.md` has statement and proof). The hard instance and its policies are those of
-`validation.offline.hard`. The policy that meets the bound is the private MLE, with or without the Fisher form
+`studies.offline.hard`. The policy that meets the bound is the private MLE, with or without the Fisher form
 of pessimism; its SubOpt is known to second order (`expansion`).
 """
 

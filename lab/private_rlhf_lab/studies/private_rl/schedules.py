@@ -9,7 +9,7 @@ exponential  permute-and-flip (McKenna and Sheldon 2020): 2w-DP as the exponenti
              range is up to twice as wide, so it composes by addition, Σ_j 2 w_j = ε at δ = 0
 gumbel       the exponential mechanism: bounded range 2w, composed exactly (`private_rlhf_lab.accounting.bounded_range`)
 
-`validation.private_rl.sweep` is the search that chose PLANS, on other seeds than those that `measure` takes.
+`studies.private_rl.sweep` is the search that chose PLANS, on other seeds than those that `measure` takes.
 """
 
 from __future__ import annotations
