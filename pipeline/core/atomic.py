@@ -85,26 +85,21 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         sync_folder(temporary)
-        if target.exists():
-            _swap(temporary, target)
+        if target.exists():  # the old folder goes only once the new one stands
+            old = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
+            os.replace(target, old)
+            try:
+                os.replace(temporary, target)
+            except BaseException:
+                os.replace(old, target)
+                raise
+            shutil.rmtree(old)
         else:
             os.replace(temporary, target)
         sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _swap(new: Path, target: Path) -> None:
-    """Puts `new` in the place of the folder `target`; the old one goes only once the new one stands."""
-    old = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
-    os.replace(target, old)
-    try:
-        os.replace(new, target)
-    except BaseException:
-        os.replace(old, target)
-        raise
-    shutil.rmtree(old)
 
 
 def sync_folder(folder: Path) -> None:

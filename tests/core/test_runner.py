@@ -247,6 +247,24 @@ def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(
     assert [line.stage.name for line in lines if not line.runs] == ["sft"]
 
 
+def test_labels_that_were_released_anew_rerun_what_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run was killed in between: by the recipe alone the reward of the old labels is up to date."""
+    labels = ["old"]
+
+    def release(context: StageContext) -> dict[str, Any]:
+        if context.name == "privatize":
+            (context.folder / "release").mkdir(parents=True, exist_ok=True)
+            (context.folder / "release" / "part-00000.parquet").write_text(labels[0])
+        return {}
+
+    stub_stages(monkeypatch, release)
+    directory = RunDir(tmp_path / "run")
+    runner.execute(recipe(), directory, Selection())
+    for labels[0], rerun in (("old", []), ("new", ["reward", "ppo", "evaluate", "report"])):
+        runner.execute(recipe(), directory, Selection(only="privatize"))
+        assert running(recipe(), directory) == rerun
+
+
 # --- selections -------------------------------------------------------------------------------------------------------
 
 
