@@ -455,3 +455,6 @@ def test_the_launcher_s_environment_is_the_world(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert declared_world() == World(rank=1, size=4)
     assert not declared_world().main
+    monkeypatch.delenv("WORLD_SIZE")  # the process would do nothing in silence
+    with pytest.raises(UserError, match="RANK must be below WORLD_SIZE 1, got 1: unset RANK"):
+        declared_world()
