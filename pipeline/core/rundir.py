@@ -43,9 +43,8 @@ class RunDir:
 
     @property
     def released(self) -> Path:
-        """Folder of the stage that released the labels: `online` where this run asked for them, or `privatize`."""
-        return next((self.stage(name) for name in ("online", "privatize") if (self.stage(name) / "release").is_dir()),
-                    self.stage("privatize"))  # fmt: skip
+        """Folder of the stage that releases the labels: `online` where the recipe asks for them, or `privatize`."""
+        return self.stage("online" if self.recipe().get("online") else "privatize")
 
     def checkpoints(self, name: str) -> Path:
         """Folder of the resume state of stage `name`."""
