@@ -382,7 +382,7 @@ def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = 
 
 def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
     """The reference policy is the one of the run before: the same files under other names, where the disk allows it."""
-    if run.manifest("sft") is not None:
+    if run.made(("sft",)) == before.made(("sft",)):
         return
     run.claim(recipe.name, shareable_yaml(recipe), environment())
     temporary = run.stage(f".sft.{os.getpid()}.tmp")
