@@ -49,9 +49,9 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
     """The private `answers` of a round by question id, None for a skip, and their `epsilons` where each has its own;
     kept at `path`, and read from there if these questions were put on these terms: an answer that was drawn at another
     ε must not be released as if at this one. RunWaits: some are not there yet; the same command looks again."""
-    levels = [level.epsilon for level in labeller.mechanism.levels]
-    asked = {"questions": [each.as_json() for each in questions], "labeller": type(labeller).__name__, "levels": levels}
-    asked |= labeller.terms() if isinstance(labeller, Simulated) else {}
+    terms: dict[str, Any] = labeller.terms() if isinstance(labeller, Simulated) else {}
+    terms |= {"labeller": type(labeller).__name__, "levels": [level.epsilon for level in labeller.mechanism.levels]}
+    asked = {"questions": [each.as_json() for each in questions]} | terms
     atomic.sweep_temporaries(path.parent, path.name)
     if path.is_file():
         stored: dict[str, Any] = read_json(path)
