@@ -26,6 +26,7 @@ from private_rlhf.data.overlap import check_overlap
 from private_rlhf.launcher import Launcher
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
 from private_rlhf.privacy.keys import Lock
+from private_rlhf.privacy.signatures import file_digest
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import effective, nearest, to_tree
 from private_rlhf.recipe.recipe import changed_keys, shareable_yaml
@@ -65,11 +66,9 @@ class Selection:
 
 
 def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
-    """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
-    manifests = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
-    upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in manifests.items()}
-    made_of = {"config": _settings(stage, recipe), "upstream": upstream, "inputs": stage.inputs(recipe)}
-    return fingerprint({"stage": stage.name} | made_of)
+    """Identity of what the stage would compute; upstream stages enter through their results' own identities."""
+    made_of = {"config": _settings(stage, recipe), "upstream": run.made(stage.upstream(recipe))}
+    return fingerprint({"stage": stage.name, "inputs": stage.inputs(recipe)} | made_of)
 
 
 def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
@@ -206,8 +205,7 @@ def execute(
     lines = check(recipe, run, selection, world if launcher is None else World(0, launcher.processes))
     skipped = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
     accepted = _check_code(skipped, run, accept_code)
-    with _claimed(recipe, run, world, launcher):
-        _accept(accepted, run, world)
+    with _claimed(recipe, run, world, accepted, launcher):
         for line in lines:
             if line.runs and launcher is not None and line.stage.launched:
                 run.reopen(line.stage.name)  # it would skip a stage that is up to date, though asked for
@@ -231,12 +229,6 @@ def _check_code(stages: Sequence[Stage], run: RunDir, accept: bool) -> dict[str,
     return {name: files[name] for name in other}
 
 
-def _accept(code: Mapping[str, dict[str, str]], run: RunDir, world: World) -> None:
-    """Note in the manifests that the user accepts this code's files in the place of others."""
-    for name, files in code.items() if world.main else ():
-        run.accept_code(name, files)
-
-
 def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = False) -> None:
     """Runs one stage, as `python -m private_rlhf.stages.NAME` does; a complete one is skipped."""
     world = join_world()
@@ -247,8 +239,7 @@ def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = Fals
     if reason is not None:
         _check_needs(recipe, run, [stage], world)
     accepted = _check_code([stage], run, accept_code) if reason is None else {}
-    with _claimed(recipe, run, world):
-        _accept(accepted, run, world)
+    with _claimed(recipe, run, world, accepted):
         if reason is not None:
             run_stage(stage, recipe, run, world)
         elif world.main:
@@ -275,13 +266,15 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
     barrier(world)
     if world.main:
         seconds = round(time.monotonic() - started, 2)
-        files = source_files(stage.module_name)
+        files, shards = source_files(stage.module_name), context.folder.glob("*/part-*.parquet")
+        released = {f"{path.parent.name}/{path.name}": file_digest(path) for path in shards}
         manifest = {
             "stage": stage.name,
             "fingerprint": stage_fingerprint(stage, recipe, run),
             "settings": settings_fingerprint(stage, recipe),
             "code": digest_of(files),
             "code_files": files,
+            "released": fingerprint(released) if released else None,
             "seconds": seconds,
             "peak_rss_mb": peak_rss_mb(),
             "peak_gpu_mb": peak_gpu_mb(),
@@ -306,15 +299,19 @@ def _is_complete(stage: Stage, recipe: Recipe, run: RunDir) -> bool:
 
 
 @contextmanager
-def _claimed(recipe: Recipe, run: RunDir, world: World, launcher: Launcher | None = None) -> Iterator[None]:
+def _claimed(
+    recipe: Recipe, run: RunDir, world: World, accepted: Mapping[str, dict[str, str]], launcher: Launcher | None = None
+) -> Iterator[None]:
     """Hold the run directory for this recipe and this run; the processes of one launcher share it. A refusal in the
-    block leaves nothing behind, not even an empty new run."""
+    block leaves nothing behind, not even an empty new run. accepted: by stage, files of code that the user accepts."""
     fresh = not run.root.exists()
     barrier(world)  # every process has read the same state before any changes it
     with ExitStack() as held:
         if world.main:
             _lock(run, held)
             _claim(recipe, run)
+            for name, files in accepted.items():
+                run.accept_code(name, files)
         if launcher is not None:
             held.close()
         barrier(world)
@@ -385,7 +382,7 @@ def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = 
 
 def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
     """The reference policy is the one of the run before: the same files under other names, where the disk allows it."""
-    if run.manifest("sft") is not None:
+    if run.made(("sft",)) == before.made(("sft",)):
         return
     run.claim(recipe.name, shareable_yaml(recipe), environment())
     temporary = run.stage(f".sft.{os.getpid()}.tmp")

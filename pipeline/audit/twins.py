@@ -83,15 +83,15 @@ def check_twins(recipe: Recipe, folder: Path) -> None:
             "verify-run is for data.public_labels=false and evaluation_labels=private: labels that are read raw, and"
             " noisy counts of them, may differ between twins"
         )
+    if recipe.online is not None and recipe.online.after is not None:
+        raise UserError("online.after must be null for verify-run, which asks anew: verify the first run's recipe")
     if names_bundle(recipe.data.preferences):
         raise UserError(f"{recipe.data.preferences}: is a released bundle and holds no labels to turn; give raw ones")
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder}: is left from an earlier verify-run; look at it if you need to, then remove it")
 
 
-def verify(
-    recipe: Recipe, folder: Path, execute: Execute, stages: Sequence[str], keep: bool = False
-) -> Verdict | None:
+def verify(recipe: Recipe, folder: Path, execute: Execute, stages: Sequence[str], keep: bool = False) -> Verdict | None:
     """Make the twins in `folder` (0700, new, removed at the end unless `keep`), run both and compare them.
 
     execute: runs a recipe in a run directory. stages: names of all stages that exist. Returns None on processes other
@@ -103,8 +103,7 @@ def verify(
     barrier(world)
     try:
         here, labels, turned = folder / "twin", 0, 0
-        asks = recipe.online is not None
-        homes = (folder / TWINS[0], folder / TWINS[1])
+        asks, homes = recipe.online is not None, (folder / TWINS[0], folder / TWINS[1])
         if world.main and asks:
             make_answerers(homes)
         elif world.main:
@@ -129,8 +128,8 @@ def verify(
                     labels = turned = carry_draws(*homes)
         if not world.main:
             return None
-        one, two = (folder / name / "run" for name in TWINS)
-        return Verdict(labels, turned, compare_folders(one, two, stages, _passages(recipe, stages)))
+        found = compare_folders(homes[0] / "run", homes[1] / "run", stages, _passages(recipe, stages))
+        return Verdict(labels, turned, found)
     finally:
         if world.main and not keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -152,10 +151,8 @@ def twin_recipe(recipe: Recipe, here: Path) -> Recipe:
     """The recipe on the data and under the key of the twin that lies in `here`."""
     place = str(here / Path(_file_names(recipe)[0]).parts[0])
     data = replace(recipe.data, preferences=place, format=None, label_column=None, labels=None, split=None)
-    privatize = replace(
-        recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event",
-        add_up_renamed=False,
-    )  # fmt: skip
+    privatize = replace(recipe.privatize, key_file=here / "owner.key", corrects_column=None, add_up_renamed=False)
+    privatize = replace(privatize, budget=None, budget_per="event")
     return replace(recipe, data=data, privatize=privatize)
 
 
@@ -259,11 +256,12 @@ def make_answerers(homes: tuple[Path, Path]) -> None:
 
 
 def answered_twin(recipe: Recipe, here: Path) -> Recipe:
-    """The recipe with the program of the twin in `here` as its labeller."""
+    """The recipe with the program of the twin in `here` as its labeller: it is nobody, and answers at one ε."""
     assert recipe.online is not None
     command = shlex.join([sys.executable, str(here / "answer.py")])
     online = replace(recipe.online, labeller="command", folder=here / "labeller", command=command, crowd=None)
-    return replace(recipe, online=online, data=replace(recipe.data, public_labels=False))
+    privatize = replace(recipe.privatize, person_budget=None, person_questions=None, epsilon_levels=None)
+    return replace(recipe, online=online, privatize=privatize, data=replace(recipe.data, public_labels=False))
 
 
 def carry_draws(home: Path, other: Path) -> int:

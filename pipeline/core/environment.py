@@ -108,21 +108,18 @@ def environment() -> dict[str, Any]:
 
 def cpu_model() -> str | None:
     """The processor's name where the system tells it."""
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or None
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or None
 
 
 def accelerators() -> list[str]:
     """Names of the NVIDIA GPUs that the driver lists; empty on a machine without."""
-    names = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
-    return names
+    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
 
 
 def peak_rss_mb() -> float:

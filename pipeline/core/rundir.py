@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -43,9 +43,8 @@ class RunDir:
 
     @property
     def released(self) -> Path:
-        """Folder of the stage that released the labels: `online` where this run asked for them, or `privatize`."""
-        return next((self.stage(name) for name in ("online", "privatize") if (self.stage(name) / "release").is_dir()),
-                    self.stage("privatize"))  # fmt: skip
+        """Folder of the stage that releases the labels: `online` where the recipe asks for them, or `privatize`."""
+        return self.stage("online" if self.recipe().get("online") else "privatize")
 
     def checkpoints(self, name: str) -> Path:
         """Folder of the resume state of stage `name`."""
@@ -64,6 +63,11 @@ class RunDir:
             command = f"private-rlhf run --only {name}"
             raise UserError(f"{self.root} has not completed stage '{name}': run it first ({command})")
         return manifest
+
+    def made(self, names: Iterable[str]) -> dict[str, list[Any]]:
+        """By stage, the identity of its result: fingerprint, code and, where it released labels, their digest."""
+        return {name: [each.get("fingerprint"), each.get("code"), *filter(None, [each.get("released")])]
+                for name in names for each in [self.manifest(name) or {}]}  # fmt: skip
 
     def changed_code(self, name: str, files: Mapping[str, str]) -> list[str]:
         """The source files in which the program that made stage `name` differs from `files` (`core.code.source_files`).
@@ -164,19 +168,16 @@ def claim_checkpoints(folder: Path, identity: Mapping[str, str], code: str) -> s
 
 
 def write_metrics(run: RunDir, stages: Sequence[str]) -> None:
-    """Write metrics.json from evaluate/evaluation.json and the manifests of `stages`, once `evaluate` is complete.
+    """Write metrics.json from evaluate/evaluation.json and the manifests of `stages`, of which `evaluate` is complete.
 
     One object per evaluated method; beside them `seconds` of each stage, their sum `wall_seconds`, and `peak_rss_mb`,
     the largest of any stage, MiB. UserError where evaluation.json is missing or damaged.
     """
-    if run.manifest("evaluate") is None:
-        return
     manifests = {name: manifest for name in stages if (manifest := run.manifest(name)) is not None}
     evaluation = read_evaluation(run)
     seconds = {name: manifest["seconds"] for name, manifest in manifests.items() if "seconds" in manifest}
     peaks = [manifest["peak_rss_mb"] for manifest in manifests.values() if manifest.get("peak_rss_mb") is not None]
-    metrics: dict[str, Any] = dict(evaluation.get("methods") or {})
-    metrics |= {
+    metrics: dict[str, Any] = (evaluation.get("methods") or {}) | {
         "seconds": seconds,
         "wall_seconds": round(sum(seconds.values()), 2),
         "peak_rss_mb": max(peaks, default=None),

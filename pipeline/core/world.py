@@ -29,12 +29,16 @@ class World:
 
 
 def declared_world() -> World:
-    """RANK and WORLD_SIZE of the environment; a single process without them. UserError where one is not a number."""
+    """RANK and WORLD_SIZE of the environment; a single process without them. UserError where they do not state a
+    group: a process of rank 1 in a group of one would do nothing, and say nothing."""
     values = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
     for name, value in values.items():
         if not value.isdecimal():
             raise UserError(f"the environment variable {name} is '{value}', not a number: unset it")
-    return World(rank=int(values["RANK"]), size=int(values["WORLD_SIZE"]))
+    world = World(rank=int(values["RANK"]), size=int(values["WORLD_SIZE"]))
+    if world.rank >= world.size:
+        raise UserError(f"RANK must be below WORLD_SIZE {world.size}, got {world.rank}: unset RANK, or use a launcher")
+    return world
 
 
 def wait_for_first(seconds: float = 10.0) -> None:

@@ -263,11 +263,11 @@ def sample_text(
     max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     connect: Connect | None = None,
 ) -> list[list[str]]:
-    """`count` sampled answers to each prompt. connect: see `load_sampler`."""
+    """`count` sampled answers to each prompt. connect: see `load_sampler`. UserError for a prompt that is too long."""
     policy = check_checkpoint(policy, "--policy")
     renderer = renderer_of(policy, max_response_tokens, system_prompt, max_prompt_tokens)
+    if (longest := max(map(renderer.prompt_size, prompts))) > max_prompt_tokens:
+        raise UserError(f"PROMPT must be within {max_prompt_tokens} tokens, got one of {longest}: shorten it")
     sample = load_sampler(policy, renderer, connect=connect)
-    return [
-        sample([prompt] * count, [sample_key(seed, "compare", prompt, index) for index in range(count)])
-        for prompt in prompts
-    ]
+    keys = [[sample_key(seed, "compare", prompt, index) for index in range(count)] for prompt in prompts]
+    return [sample([prompt] * count, each) for prompt, each in zip(prompts, keys, strict=True)]

@@ -47,12 +47,15 @@ class Interview:
 
 def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> dict[str, Any]:
     """The private `answers` of a round by question id, None for a skip, and their `epsilons` where each has its own;
-    kept at `path`, and read from there if complete. RunWaits: some are not there yet; the same command looks again."""
-    as_json = [question.as_json() for question in questions]
+    kept at `path`, and read from there if these questions were put on these terms: an answer that was drawn at another
+    ε must not be released as if at this one. RunWaits: some are not there yet; the same command looks again."""
+    terms: dict[str, Any] = labeller.terms() if isinstance(labeller, Simulated) else {}
+    terms |= {"labeller": type(labeller).__name__, "levels": [level.epsilon for level in labeller.mechanism.levels]}
+    asked = {"questions": [each.as_json() for each in questions]} | terms
     atomic.sweep_temporaries(path.parent, path.name)
     if path.is_file():
         stored: dict[str, Any] = read_json(path)
-        if stored["questions"] == as_json:
+        if stored.items() >= asked.items():
             return stored
     labeller.ask(questions)
     received = labeller.answers()
@@ -63,7 +66,7 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
         )
     facts: dict[str, Mapping[str, Any]] = {"answers": received, "epsilons": labeller.epsilons()}
     row = {name: {each.id: values.get(each.id) for each in questions} for name, values in facts.items() if values}
-    atomic.write_json(path, {"questions": as_json} | row)
+    atomic.write_json(path, asked | row)
     return row
 
 

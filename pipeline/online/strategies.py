@@ -53,7 +53,7 @@ def choose(
 
     ValueError where fewer pairs are open, or a design looks at fewer.
     """
-    if questions > (most := pairs_looked_at(len(pairs)) if strategy in DESIGNS else len(pairs)):
+    if questions > (most := min(len(pairs), PAIRS_LOOKED_AT) if strategy in DESIGNS else len(pairs)):
         raise ValueError(f"there are {most} pairs for {questions} questions")
     if strategy in DESIGNS:
         listed = pairs.listed()
@@ -136,11 +136,6 @@ def _design(posterior: Posterior, x: Tensor, pairs: Tensor, questions: int, log_
         solved.addr_(along, step, alpha=-float(scale))
         leverage = leverage - scale * along**2
     return pairs[torch.tensor(taken)]
-
-
-def pairs_looked_at(pairs: int) -> int:
-    """The number of pairs among which a design chooses."""
-    return min(PAIRS_LOOKED_AT, pairs)
 
 
 def _policy_root(posterior: Posterior, x: Tensor, gradient: Tensor, log_ratio: Tensor | float) -> Tensor:

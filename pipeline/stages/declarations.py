@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.rundir import RunDir, fingerprint
 from private_rlhf.core.world import World, check_rows, global_batch
 from private_rlhf.data.inputs import input_digest
 from private_rlhf.data.release_import import names_bundle
@@ -35,6 +35,7 @@ from private_rlhf.stages.checks import (
     check_trackers,
     check_trainer_args,
 )
+from private_rlhf.stages.context import previous_run
 from private_rlhf.stages.launch_strategies import check_strategy
 
 
@@ -198,6 +199,16 @@ class Online(Stage):
     reads = ("sft",)
     sections = ("name", "model", "data", "privatize", "online", "reward", "ppo", "rollout", "seed")
     texts = ("prompts", "evaluation_prompts")
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        """And the results that it goes on from; not those of an earlier version, whose labels have no digest."""
+        after = None if recipe.online is None else recipe.online.after
+        made = {} if after is None else RunDir(after.expanduser()).made(("online", "ppo"))
+        return super().inputs(recipe) | ({str(after): fingerprint(made)} if len(made.get("online", ())) > 2 else {})
+
+    def check_sources(self, recipe: Recipe, run: RunDir) -> None:
+        super().check_sources(recipe, run)
+        previous_run(recipe)
 
 
 class Reward(Trained):

@@ -34,7 +34,7 @@ from private_rlhf.data.render import (
     make_renderer,
     text_count,
 )
-from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, Truth, once
+from private_rlhf.evaluation.evaluation_sampler import PromptResult, Sampler, Truth, once
 from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
 from private_rlhf.evaluation.rates import (
     LIKELIHOOD_TEXTS,
@@ -174,10 +174,9 @@ def make_sampler(
 
 def describe_methods(trained: str, summary: Summary) -> dict[str, dict[str, Any]]:
     """Metrics by method: π_ref, the policy `trained`, and the Gibbs policy where it was drawn."""
+    gibbs = summary.gibbs_metrics()
     methods = {"sft": summary.reference_metrics(), trained: summary.policy_metrics()}
-    if (gibbs := summary.gibbs_metrics()) is not None:
-        methods["gibbs"] = gibbs
-    return methods
+    return methods | ({} if gibbs is None else {"gibbs": gibbs})
 
 
 def describe(
@@ -374,15 +373,11 @@ def shown_samples(
         answers = {"sft": result.reference[0], trained: result.policy[0]}
         if gibbs is not None:
             answers["gibbs"] = result.candidates[gibbs[index]]
-        texts = {name: as_sample(each) for name, each in answers.items()}
+        keys = ("text", "true_reward", "reward")
+        texts: dict[str, Any] = {name: {key: getattr(each, key) for key in keys} for name, each in answers.items()}
         texts[trained]["worst"] = index == worst
         shown.append({"prompt": dialogue(result.prompt), **texts})
     return shown
-
-
-def as_sample(answer: Answer) -> dict[str, Any]:
-    """An answer as the report shows it."""
-    return {"text": answer.text, "true_reward": answer.true_reward, "reward": answer.reward}
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ from private_rlhf.stages.context import StageContext
 
 def renderer_of(context: StageContext) -> Renderer:
     """The renderer of π_ref's tokenizer."""
-    recipe = context.recipe
-    return make_renderer(recipe.model, load_tokenizer(context.reference))
+    return make_renderer(context.recipe.model, load_tokenizer(context.reference))
 
 
 def fitting_prompts(
@@ -68,9 +67,8 @@ def stored_completions(context: StageContext) -> dict[tuple[int, ...], list[list
 
     They are what this stage would draw itself: their noise is a function of seed and prompt.
     """
-    stages = ("ppo", "gvpo", "rloo", "grpo", context.name)
     completions: dict[tuple[int, ...], list[list[int]]] = {}
-    for stage in stages:
+    for stage in ("ppo", "gvpo", "rloo", "grpo", context.name):
         completions |= replay_of(context, stage).completions()
     return completions
 

@@ -52,7 +52,7 @@ from private_rlhf.online.pool import (
 )
 from private_rlhf.online.posterior import Learner
 from private_rlhf.online.rounds import Interview, describe_questions, make_labeller, measure, round_line
-from private_rlhf.online.strategies import DESIGNS, by_information, choose, pairs_looked_at
+from private_rlhf.online.strategies import DESIGNS, PAIRS_LOOKED_AT, by_information, choose
 from private_rlhf.privacy.labelers import total_epsilon
 from private_rlhf.privacy.person import DELTA, largest_person_epsilon
 from private_rlhf.privacy.records import Text
@@ -221,8 +221,7 @@ def check_questions(settings: OnlineConfig, pairs: int) -> None:
             f" each pair of answers is asked once, and {pairs} are open; ask fewer, or raise online.max_prompts or"
             " online.candidates"
         )
-    most = pairs_looked_at(pairs)
-    if settings.strategy in DESIGNS and settings.questions > most:
+    if settings.strategy in DESIGNS and settings.questions > (most := min(pairs, PAIRS_LOOKED_AT)):
         raise UserError(
             f"online.questions must be at most {most} for {settings.strategy}, got {settings.questions}: ask fewer in"
             " each of more rounds"

@@ -108,7 +108,8 @@ def learn(
         RunStopped: see `improve_or_stop`.
     """
     settings, accelerator = trainer.config, trainer.accelerator
-    bar = progress(len(history), settings.iterations, accelerator.is_main_process)
+    first, count, shown = len(history), settings.iterations, accelerator.is_main_process
+    bar = tqdm(range(first, count), desc="ppo", total=count, initial=first, unit="iteration", disable=not shown)
     for iteration in bar:
         rollout, entry, rows = improve_or_stop(trainer, iteration, context)
         history.append(entry)
@@ -129,11 +130,6 @@ def learn(
         if done % settings.save_every == 0 and (done < settings.iterations or settings.polish is not None):
             kept = {"history": history, "kl_coef": trainer.controller.value}
             resume_state.save(accelerator, context.checkpoints, done, kept, trainer.scorer.references)
-
-
-def progress(first: int, count: int, shown: bool) -> tqdm[int]:
-    """The iterations still to do, with a bar over all of them."""
-    return tqdm(range(first, count), initial=first, total=count, desc="ppo", unit="iteration", disable=not shown)
 
 
 def improve_or_stop(

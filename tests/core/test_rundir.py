@@ -102,6 +102,15 @@ def test_a_stage_is_complete_exactly_while_its_manifest_stands(tmp_path: Path) -
     run.reopen("sft")
 
 
+def test_the_labels_of_a_run_are_those_of_its_recipe(tmp_path: Path) -> None:
+    """A directory in which a recipe asked, and then reads a file, has both; the reward would learn from the former."""
+    run = RunDir(tmp_path)
+    for online, name in ((None, "privatize"), ({}, "online"), (None, "privatize")):
+        claim(run, recipe(online=online, data={"public_labels": True}))
+        (run.stage(name) / "release").mkdir(parents=True, exist_ok=True)
+        assert run.released == run.stage(name)
+
+
 def test_fingerprints_ignore_key_order_alone() -> None:
     assert fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1})
     assert fingerprint({"a": [1, 2]}) != fingerprint({"a": [2, 1]})

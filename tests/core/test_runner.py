@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,55 @@ def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(
     assert [line.stage.name for line in lines if not line.runs] == ["sft"]
 
 
+def test_labels_that_were_released_anew_rerun_what_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run was killed in between: by the recipe alone the reward of the old labels is up to date."""
+    labels = ["old"]
+
+    def release(context: StageContext) -> dict[str, Any]:
+        if context.name == "privatize":
+            (context.folder / "release").mkdir(parents=True, exist_ok=True)
+            (context.folder / "release" / "part-00000.parquet").write_text(labels[0])
+        return {}
+
+    stub_stages(monkeypatch, release)
+    directory = RunDir(tmp_path / "run")
+    runner.execute(recipe(), directory, Selection())
+    for labels[0], rerun in (("old", []), ("new", ["reward", "ppo", "evaluate", "report"])):
+        runner.execute(recipe(), directory, Selection(only="privatize"))
+        assert running(recipe(), directory) == rerun
+
+
+def test_a_run_goes_on_from_the_results_of_the_run_before(tmp_path: Path) -> None:
+    """Its candidates are answers of that policy, and its reward is fitted to those labels too."""
+    before, run = RunDir(tmp_path / "1"), RunDir(tmp_path / "2")
+    data, online = {"public_labels": True}, {"after": str(before.root)}
+    given, stage = recipe_of(name="one", data=data, online=online), stage_of("online")
+    with pytest.raises(UserError, match="has not completed stage 'ppo'"):  # before sft is trained
+        stage.check_sources(given, run)
+    made = []
+    for released, code_of_ppo in ((None, "a"), ("1", "a"), ("2", "a"), ("2", "b")):
+        facts = {"epsilon": 1.0, "labeller": "truth"}
+        before.complete("online", {"fingerprint": "a", "report": facts, "released": released})
+        before.complete("ppo", {"fingerprint": "a", "code": code_of_ppo})
+        stage.check_sources(given, run)
+        made.append(stage_fingerprint(stage, given, run))
+    assert len(set(made)) == 4
+    assert stage.inputs(given).keys() == {*stage.inputs(replace(given, online=None)), str(before.root)}
+
+
+def test_the_reference_of_a_chain_is_that_of_its_first_run(tmp_path: Path) -> None:
+    """Also after the recipe changed: trained anew in each run, it may differ in each."""
+    first, second = RunDir(tmp_path / "1"), RunDir(tmp_path / "2")
+    for epochs in (1, 2):
+        given = recipe(sft={"epochs": epochs})
+        complete(first, given, ("sft",))
+        (first.stage("sft") / "weights").write_text(str(epochs))
+        runner._share_sft(given, first, second)
+        assert second.made(("sft",)) == first.made(("sft",))
+        assert (second.stage("sft") / "weights").read_text() == str(epochs)
+        (first.stage("sft") / "weights").unlink()
+
+
 # --- selections -------------------------------------------------------------------------------------------------------
 
 
@@ -437,3 +487,6 @@ def test_the_launcher_s_environment_is_the_world(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert declared_world() == World(rank=1, size=4)
     assert not declared_world().main
+    monkeypatch.delenv("WORLD_SIZE")  # the process would do nothing in silence
+    with pytest.raises(UserError, match="RANK must be below WORLD_SIZE 1, got 1: unset RANK"):
+        declared_world()

@@ -241,6 +241,12 @@ def test_judges_and_inputs_that_cannot_be_used_are_user_errors(
         load_prompts(str(tmp_path / "empty.jsonl"))
 
 
+def test_a_prompt_that_is_too_long_to_sample_is_told_without_a_recipe(models: tuple[str, str]) -> None:
+    """The remedies were keys of a recipe, which `sample` does not read."""
+    with pytest.raises(UserError, match=r"^PROMPT must be within 9 tokens, got one of \d+: shorten it$"):
+        sample_text(models[0], ["dog", "the dog " * 20], 1, 0, 6, None, max_prompt_tokens=9)
+
+
 def test_samples_are_seeded_and_differ_within_a_prompt(models: tuple[str, str]) -> None:
     first = sample_text(models[0], ["the dog", "the fox"], 3, 0, 6, None)
     assert [len(group) for group in first] == [3, 3]

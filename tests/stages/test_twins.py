@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from private_rlhf import runner
-from private_rlhf.audit.twins import TWINS, check_twins, make_twins, verify
+from private_rlhf.audit.twins import TWINS, answered_twin, check_twins, make_twins, verify
 from private_rlhf.cli import main
+from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import curate, engine
 from private_rlhf.data.curate import Bundle
@@ -25,6 +26,7 @@ from private_rlhf.privacy.mechanism import PublicLabels
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from support.pipeline_runs import ROOT, TINY, Workspace, tree
+from support.recipes import recipe_of
 from support.twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -296,6 +298,21 @@ def test_the_first_try_in_an_empty_folder_passes(tmp_path: Path, monkeypatch: py
     found = verdict_of(recipe, Path("runs/mine.twins"), "privatize", "sft")
     assert found.comparison.leaks == ()
     assert Path("runs/cache/tiny").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("labeller", "privatize"),
+    [("terminal", {"epsilon_levels": [0.5, 2.0]}), ("page", {"person_budget": 3.0, "person_questions": 3})],
+)
+def test_a_program_answers_in_the_place_of_people(labeller: str, privatize: dict[str, Any], tmp_path: Path) -> None:
+    """Keys that need a labeller who knows persons, or asks for an ε, ended in pydantic's traceback."""
+    online = {"labeller": labeller, "folder": str(tmp_path / "store")}
+    given = recipe_of(online=online, privatize=privatize)
+    twin = answered_twin(given, tmp_path / "twin")
+    assert twin.online is not None
+    assert (twin.online.labeller, twin.privatize.epsilon) == ("command", given.privatize.epsilon)
+    with pytest.raises(UserError, match=r"online.after must be null for verify-run"):
+        check_twins(recipe_of(online=online | {"after": str(tmp_path)}, privatize=privatize), tmp_path / "twins")
 
 
 @pytest.mark.parametrize("name", ["tiny", "demo"])
