@@ -85,17 +85,11 @@ class Overlap(NamedTuple):
 
 
 def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_release: bool) -> None:
-    """Refuses demonstrations and prompts that repeat one-sidedly what the protected pairs hold.
+    """Refuses demonstrations and prompts that repeat one-sidedly what the protected pairs hold, with a UserError.
 
     Built-in sources depend on no label but the released ones, and labels that were declared public need no guard.
-
-    Args:
-        keys: of `data`, whose files are looked at.
-        released: folder of the stage that releases the labels.
-        new_release: the preferences are about to be released; otherwise they were.
-
-    Raises:
-        UserError: names the data key, the number of pairs and the remedy.
+    keys: of `data`, whose files are looked at. released: folder of the stage that releases the labels. new_release: the
+    preferences are about to be released; otherwise they were.
     """
     if data.public_labels or data.allow_label_overlap:
         return

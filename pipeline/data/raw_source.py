@@ -66,11 +66,8 @@ class RawSource:
     def check_input(self, evaluation_labels: str) -> None:
         """Check, before anything is written, the key file's place and permissions and the first rows of every split.
 
-        A data set of the hub is not read: a plan must not wait for a download.
-
-        Raises:
-            UserError: the key is readable by others or inside the run directory, its ledger is damaged or would be
-                over a budget, or the preferences cannot be read.
+        A data set of the hub is not read: a plan must not wait for a download. UserError: the key is readable by others
+        or inside the run directory, its ledger is damaged or would be over a budget, or the preferences cannot be read.
         """
         source, settings = self.data.preferences, self.privatize
         if names_bundle(source):
