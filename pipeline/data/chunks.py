@@ -31,6 +31,7 @@ from private_rlhf.data.sources import (
     jsonl_rows,
     open_lines,
     parquet_file,
+    present,
     table_rows,
     two_spellings,
 )
@@ -207,7 +208,7 @@ def _parquet_columns(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
     assert chunk.before is not None
     number = chunk.before
     with parquet_file(chunk.path) as file:
-        names = [name for name in file.schema_arrow.names if name in layout.wanted]
+        names = present(chunk.path, file.schema_arrow.names, layout.wanted)
         groups = list(range(chunk.start, chunk.end))
         for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=names, use_threads=False):
             table = pa.Table.from_batches([batch])

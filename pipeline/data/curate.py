@@ -174,12 +174,9 @@ class Request:
 
 
 def privatize_source(request: Request) -> str:
-    """Writes the release, and returns the one line to print.
-
-    Raises:
-        UserError: ε not a finite number above 0, bad key, bad input, labels that contradict earlier releases, a budget
-            that would be exceeded, or an output folder that holds something else. Nothing is written or spent then.
-    """
+    """Writes the release, and returns the one line to print. UserError: ε not a finite number above 0, bad key, bad
+    input, labels that contradict earlier releases, a budget that would be exceeded, or an output folder that holds
+    something else. Nothing is written or spent then."""
     target = Path(request.output)
     with refusals(target):
         mechanism, key = request.mechanism, load_key(request.key_file)

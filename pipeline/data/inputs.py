@@ -93,12 +93,9 @@ def rows_of_file(data: DataConfig, key: str) -> Iterator[Any]:
 
 
 def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long: str) -> None:
-    """Check the lengths of all prompts and texts that later stages read, before the first one trains.
-
-    Raises:
-        UserError: names the data key, the source and the prompt; with model.too_long: drop, only when all of a
-            source's texts are over a limit.
-    """
+    """Check the lengths of all prompts and texts that later stages read, before the first one trains. UserError, which
+    names the data key, the source and the prompt; with model.too_long: drop, only when all of a source's texts are over
+    a limit."""
     limits, train, test = (renderer, too_long), released / "release", released / "evaluation"
     checks: list[tuple[str, str, Callable[[], Any]]] = [
         ("demonstrations", "", lambda: keep_demonstrations(data, released, *limits)),

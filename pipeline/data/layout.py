@@ -365,12 +365,12 @@ def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], option
     beside = (*beside, *(name for name in names if name.lower().startswith(ANSWERS)))
     wanted = (*layout.wanted, *PROMPTS, *CONVERSATIONS, *PARTS, *beside, *LOST, "record_id")
     for each in parts:
-        first, _ = peek(each.rows(wanted if shape is not None or {*PROMPTS} & {*names} else ()))  # all columns
+        first, rows = peek(each.rows(wanted if shape is not None or {*PROMPTS} & {*names} else ()))  # all columns
         for number, _ in first[:1]:
             names = tuple(dict.fromkeys(chain(names, *(row for _, row in first))))
             with naming(f"{each.name}, {each.unit} {number}", layout.renamed):
                 return _choose(layout, names, [row for _, row in first], each)
-        next(iter(each.rows(layout.wanted)), None)  # raises what is wrong with the first row
+        next(rows, None)  # raises what is wrong with the first row
     raise UserError(f"{part.name}: holds no rows; give a data set with at least one")
 
 

@@ -64,6 +64,14 @@ def _powers(base: int, count: int) -> np.ndarray:
     return np.multiply.accumulate(powers)
 
 
+def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The place where each wanted digest stands in the sorted `known`; -1 for those that do not. int64, as `wanted`."""
+    if not len(known):
+        return np.full(wanted.shape, -1)
+    found = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    return np.where(known[found] == wanted, found, -1)
+
+
 def prompts_of(places: np.ndarray, prompts: np.ndarray, size: int) -> np.ndarray:
     """(size,) int64: the number of different prompts (n,) uint64 that stand at each place (n,) int64."""
     order = np.lexsort((prompts, places))
@@ -112,8 +120,8 @@ class NearCopies:
         sizes = np.array([[len(one), len(other)] for one, other in sides], dtype=np.int64)
         hashes = np.concatenate([side for pair in sides for side in pair])
         owner = np.repeat(np.arange(2 * len(sides)), sizes.ravel())
-        place = np.searchsorted(self._known, hashes)
-        hit = np.append(self._known, np.uint64(0))[place] == hashes if len(self._known) else np.zeros(len(hashes), bool)
+        place = places(self._known, hashes)
+        hit = place >= 0
         self._found.append(np.stack([place[hit], owner[hit] // 2 + self._pairs, owner[hit] % 2]))
         self._sizes.append(sizes)
         self._prompts.append(prompts)

@@ -14,14 +14,16 @@ from private_rlhf.core.errors import UserError
 
 _PIECE = 1 << 18
 _FILE_MAGIC = b"ARROW1"
+_MARKS = {("begin", "["): "first", ("first", "]"): "end", ("after", ","): "next", ("after", "]"): "end"}
+"""(where a reader of a JSON array stands, the mark that it meets) -> where it stands then."""
 
 
 def elements(name: str | Path, file: BinaryIO, most: int) -> Iterator[str]:
     """The texts of the elements of a JSON array, each of at most `most` characters. UserError: not a whole one."""
     decode, scan = codecs.getincrementaldecoder("utf-8-sig")().decode, json.JSONDecoder().raw_decode
     text, place, number, state = "", 0, 0, "begin"
-    piece = file.read(_PIECE)
     while True:
+        piece = file.read(_PIECE)
         try:
             text, place = text[place:] + decode(piece, not piece), 0
         except UnicodeDecodeError:
@@ -30,12 +32,8 @@ def elements(name: str | Path, file: BinaryIO, most: int) -> Iterator[str]:
             while place < len(text) and text[place].isspace():
                 place += 1
             mark = text[place : place + 1]
-            if mark == "[" and state == "begin":
-                place, state = place + 1, "first"
-            elif mark == "," and state == "after":
-                place, state = place + 1, "next"
-            elif mark == "]" and state in ("first", "after"):
-                place, state = place + 1, "end"
+            if (state, mark) in _MARKS:
+                place, state = place + 1, _MARKS[state, mark]
             elif mark and state in ("first", "next"):
                 try:
                     _, end = scan(text, place)
@@ -47,7 +45,6 @@ def elements(name: str | Path, file: BinaryIO, most: int) -> Iterator[str]:
                 break
         if not piece or len(text) - place > most or (mark and state not in ("first", "next")):
             break
-        piece = file.read(_PIECE)
     if state != "end" or text[place:].strip():
         raise UserError(f"{name}, row {number + 1}: is not valid JSON; the file must be one whole array of objects")
 

@@ -40,7 +40,7 @@ from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.inputs import rows_of_file
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.letters import Turns, last_question, turns
-from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler, prompts_of
+from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler, places, prompts_of
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import run_splits
@@ -85,17 +85,11 @@ class Overlap(NamedTuple):
 
 
 def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_release: bool) -> None:
-    """Refuses demonstrations and prompts that repeat one-sidedly what the protected pairs hold.
+    """Refuses demonstrations and prompts that repeat one-sidedly what the protected pairs hold, with a UserError.
 
     Built-in sources depend on no label but the released ones, and labels that were declared public need no guard.
-
-    Args:
-        keys: of `data`, whose files are looked at.
-        released: folder of the stage that releases the labels.
-        new_release: the preferences are about to be released; otherwise they were.
-
-    Raises:
-        UserError: names the data key, the number of pairs and the remedy.
+    keys: of `data`, whose files are looked at. released: folder of the stage that releases the labels. new_release: the
+    preferences are about to be released; otherwise they were.
     """
     if data.public_labels or data.allow_label_overlap:
         return
@@ -339,11 +333,3 @@ class _Comparison:
             one_sided |= self._near.one_sided(public) | self._contained.one_sided(public)
         one_sided[np.concatenate(self._which)[~equal & ~proportional]] = True
         return Overlap(self._pairs, int(one_sided.sum()))
-
-
-def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The place where each wanted digest stands in the sorted `known`; -1 for those that do not. int64, as `wanted`."""
-    if not len(known):
-        return np.full(wanted.shape, -1)
-    found = np.searchsorted(known, wanted).clip(max=len(known) - 1)
-    return np.where(known[found] == wanted, found, -1)

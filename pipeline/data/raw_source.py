@@ -23,7 +23,7 @@ from private_rlhf.data.declared_columns import NAMED_COLUMNS, PAIR, Options
 from private_rlhf.data.engine import gather_events
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
 from private_rlhf.data.render import Renderer
-from private_rlhf.data.source_summary import HEAD_ROWS, SourceSummary, summarise
+from private_rlhf.data.source_summary import HEAD_ROWS, SourceSummary
 from private_rlhf.data.sources import Part, Row, open_source, run_splits, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
 from private_rlhf.data.workfolder import boot_id, work_folder
@@ -66,11 +66,8 @@ class RawSource:
     def check_input(self, evaluation_labels: str) -> None:
         """Check, before anything is written, the key file's place and permissions and the first rows of every split.
 
-        A data set of the hub is not read: a plan must not wait for a download.
-
-        Raises:
-            UserError: the key is readable by others or inside the run directory, its ledger is damaged or would be
-                over a budget, or the preferences cannot be read.
+        A data set of the hub is not read: a plan must not wait for a download. UserError: the key is readable by others
+        or inside the run directory, its ledger is damaged or would be over a budget, or the preferences cannot be read.
         """
         source, settings = self.data.preferences, self.privatize
         if names_bundle(source):
@@ -100,7 +97,7 @@ class RawSource:
 
     def summaries(self, renderer: Renderer | None = None, most: int | None = None) -> list[SourceSummary]:
         """Summaries of the splits, or of their first rows. Nothing in it depends on a label."""
-        return [summarise(opened, renderer, most) for opened in self.open_sources()]
+        return [SourceSummary(opened, renderer, most) for opened in self.open_sources()]
 
     def head(self, renderer: Renderer | None = None) -> list[str]:
         """Lines for people about the first rows of every split; none where the rows are not on this machine."""

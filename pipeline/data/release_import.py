@@ -34,11 +34,8 @@ def held_out(total: int) -> int:
 
 
 def open_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels: str) -> Release:
-    """Open the bundle that data.preferences names and check that it is as the recipe says.
-
-    Raises:
-        UserError: a damaged bundle, another ε or signer than the recipe's, or evaluation labels that no bundle holds.
-    """
+    """Open the bundle that data.preferences names and check that it is as the recipe says. UserError: a damaged bundle,
+    another ε or signer than the recipe's, or evaluation labels that no bundle holds."""
     source = data.preferences
     bundle = read_release(Path(source).expanduser())
     noise, signer = bundle.manifest.largest_noise, data.signer
@@ -63,10 +60,7 @@ def open_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels:
 
 def import_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels: str, folder: Path) -> dict[str, Any]:
     """Copy the bundle into folder/release (training) and folder/evaluation; returns the facts for the manifest.
-
-    Raises:
-        UserError: see `open_bundle`; fewer than two pairs.
-    """
+    UserError: see `open_bundle`; fewer than two pairs."""
     bundle, made = open_bundle(data, privatize, evaluation_labels), folder / ".adopted.tmp"
     with refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)

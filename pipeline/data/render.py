@@ -59,9 +59,7 @@ class Renderer:
         """Token ids of `prompt` up to where the assistant's answer starts.
 
         A string is one user message; `system_prompt`, when given, comes before messages that bring no system message.
-
-        Raises:
-            UserError: the prompt is longer than `max_prompt_tokens`, or the chat template refuses it.
+        UserError: the prompt is longer than `max_prompt_tokens`, or the chat template refuses it.
         """
         ids = self._prompt_ids(prompt)
         if len(ids) > self.max_prompt_tokens:
@@ -99,11 +97,8 @@ class Renderer:
         return limit is None or all(prompt_size + len(self.response_ids(each)) <= limit for each in responses)
 
     def response_ids(self, response: Response) -> list[int]:
-        """Token ids of the whole `response` and the end-of-turn token.
-
-        Raises:
-            UserError: the chat template does not take the turns of a response that has several.
-        """
+        """Token ids of the whole `response` and the end-of-turn token. UserError: the chat template does not take the
+        turns of a response that has several."""
         return [token if token >= 0 else ~token for token in self.learnt_ids(response)]
 
     def learnt_ids(self, response: Response) -> list[int]:
@@ -231,16 +226,10 @@ class Renderer:
 def keep_fitting(
     prompts: Sequence[Prompt], renderer: Renderer, too_long: str, *responses: Sequence[Response]
 ) -> list[int]:
-    """Indices of the prompts, or of the prompts with their responses, within the limits.
+    """Indices of the prompts, or of the prompts with their responses, within the limits of the renderer.
 
-    Args:
-        prompts: in file order.
-        renderer: knows the limits.
-        too_long: `error` raises at the first one over a limit, `drop` leaves them out.
-        responses: any number of responses to each prompt, each as long as `prompts`.
-
-    Raises:
-        UserError: one is too long and `too_long` is `error`, or none is left.
+    too_long: `error` raises at the first one over a limit, `drop` leaves them out. responses: any number of responses
+    to each prompt, each as long as `prompts`. UserError: one is too long and `too_long` is `error`, or none is left.
     """
     texts = list(zip(prompts, *responses, strict=True))
     if too_long == "error":

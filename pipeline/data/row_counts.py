@@ -26,11 +26,8 @@ from private_rlhf.recipe import OF_RELEASE, DataConfig, is_hub_id
 class RowCounts:
     """Counts of the rows that a run learns from.
 
-    Attributes:
-        released: folder of the stage that releases the labels.
-        new_release: that stage is about to run; otherwise its release is there.
-        online: the run asks for its labels.
-        several_labels: one pair may have more than one label.
+    released: folder of the stage that releases the labels. new_release: that stage is about to run; otherwise its
+    release is there. online: the run asks for its labels. several_labels: one pair may have more than one label.
     """
 
     data: DataConfig
@@ -72,10 +69,7 @@ class RowCounts:
         """Names that tell the released training pairs apart: of all, or of at least the first ones up to `most`.
 
         None where they are not known: a data set of the hub, several labels of one pair, many pairs that are written
-        twice, questions that are still to be asked.
-
-        Args:
-            most: over twice the largest batch.
+        twice, questions that are still to be asked. most: over twice the largest batch.
         """
         source = self.data.preferences
         if self.online:

@@ -193,9 +193,12 @@ def _summarize(row: Row) -> list[Judgement]:
     post = info.get("post") or info.get("article")
     if not isinstance(post, str):
         raise RowError("holds neither a post nor an article in 'info'; repair or remove the row")
-    heads = [f"{name.upper()}: {info[name]}\n\n" for name in ("subreddit", "title") if info.get(name)]
+    heads = {name: info[name] for name in ("subreddit", "title") if info.get(name)}
+    if not all(isinstance(head, str) for head in heads.values()):  # as one that is given twice
+        raise RowError("holds a subreddit or a title that is not text in 'info'; repair or remove the row")
+    start = "".join(f"{name.upper()}: {head}\n\n" for name, head in heads.items())
     texts = [_fields(each, "summaries").get("text") for each in summaries]
-    prompt = f"{''.join(heads)}POST: {post}\n\nTL;DR:"
+    prompt = f"{start}POST: {post}\n\nTL;DR:"
     return [Judgement(prompt, texts, _chosen(_get(row, "choice"), len(texts)), row.get("worker"), one_of=True)]
 
 
@@ -289,7 +292,7 @@ def _argilla(row: Row) -> list[Judgement]:
                 ranks = {str(each.get("value")): number(each.get("rank")) for each in value}
                 scores = [-ranks.get(name, float("nan")) for name in names]
             elif isinstance(value, list) and sorted(map(str, value)) == sorted(names):
-                scores = [-float(value.index(name)) for name in names]
+                scores = [-float(list(map(str, value)).index(name)) for name in names]
             else:
                 continue  # another question of the same task: a rating, a text
             responses = [fields[name] for name in names]

@@ -267,7 +267,7 @@ def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
     return row
 
 
-def _present(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[str]:
+def present(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """The wanted columns that there are, or all. UserError for one that is there twice."""
     if twice := [name for name in wanted if columns.count(name) > 1]:
         raise UserError(f"{path}: has column {twice[0]!r} twice; keep one")
@@ -287,7 +287,7 @@ def two_spellings(columns: Collection[str], wanted: Sequence[str]) -> str | None
 def _csv_rows(path: Path, header: tuple[str, ...], mark: str, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
     """UserError for a row that is not one of the header's fields: in one sentence, as a quote that is not closed makes
     the one fault in the first of two responses and the other in the second."""
-    _present(path, header, wanted)
+    present(path, header, wanted)
     number = 0
     try:
         with open_lines(path) as file:
@@ -335,13 +335,13 @@ def _check_groups(path: Path, metadata: Any) -> None:
 
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
     with parquet_file(path) as file:
-        columns = _present(path, file.schema_arrow.names, wanted)
+        columns = present(path, file.schema_arrow.names, wanted)
         yield from table_rows(file.iter_batches(batch_size=BATCH_ROWS, columns=columns))
 
 
 def _arrow_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
     with arrow_batches(path) as (names, batches):
-        kept = _present(path, names, wanted)
+        kept = present(path, names, wanted)
         pieces = (batch.slice(start, BATCH_ROWS) for batch in batches for start in range(0, len(batch), BATCH_ROWS))
         yield from table_rows(piece.select(kept) for piece in pieces)
 
@@ -364,7 +364,7 @@ def _open_saved(folder: Path) -> Part:
         raise UserError(f"{folder}: is not a whole saved data set; save it again with `save_to_disk`") from None
 
     def rows(wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
-        kept = data.select_columns(_present(folder, columns, wanted))
+        kept = data.select_columns(present(folder, columns, wanted))
         try:
             yield from table_rows(kept.with_format("arrow").iter(batch_size=BATCH_ROWS))
         except (pa.ArrowException, OSError, UnicodeDecodeError):

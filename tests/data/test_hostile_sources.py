@@ -95,6 +95,17 @@ def test_a_column_that_is_given_twice(tmp_path: Path, name: str) -> None:
         read(path)
 
 
+@pytest.mark.parametrize(
+    "names", [("chosen", "rejected", "chosen"), ("prompt", "chosen", "rejected", "system", "system")]
+)
+def test_a_doubled_column_of_parquet_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Without a prompt beside it the last of two was read; a doubled system message was called a file without rows."""
+    texts = [pa.array([f"What is the number {i}? {place}" for i in range(9)]) for place in range(len(names))]
+    pq.write_table(pa.table(texts, names=list(names)), tmp_path / "x.parquet")
+    with pytest.raises(UserError, match=f"has column '{names[-1]}' twice; keep one"):
+        read(tmp_path / "x.parquet")
+
+
 def test_doubled_keys_elsewhere(tmp_path: Path) -> None:
     """In Parquet, in messages and in extra columns; a column that nobody asked for may be doubled."""
     text = pa.array(["t"])

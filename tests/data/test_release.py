@@ -13,10 +13,11 @@ import pytest
 from private_rlhf.core.atomic import json_text
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC
+from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
 from private_rlhf.data.release import messages_type, read_release
 from private_rlhf.privacy.keys import PrivacyKey
-from private_rlhf.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
+from private_rlhf.privacy.mechanism import LevelledResponse, Mechanism, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.records import RawPair, Text
 from support.plain_release import PrivateRecord, manifest_of, privatize_records, write_release
 
@@ -197,6 +198,19 @@ def test_words_and_fields_of_a_manifest_are_the_program_s(
     read_release(tmp_path / "out")
     edit(tmp_path / "out", change, guarantee_change)
     with pytest.raises(UserError, match=r"_manifest: (has words, fields|`dropped` has)"):
+        read_release(tmp_path / "out")
+
+
+def test_the_levels_of_a_manifest_have_one_form(tmp_path: Path) -> None:
+    """1 and 1.0 are one number: which of the two stands there would be free to tell something."""
+    answers = [(f"p{i}", "a", "b", 1) for i in range(4)]
+    write_answers(tmp_path / "out", answers, LevelledResponse.of((1.0, 2.0)), "own", "page", 2.0, [1.0, 2.0] * 2)
+    assert read_release(tmp_path / "out").manifest.levels
+    path = tmp_path / "out" / "_manifest"
+    facts = json.loads(path.read_text())
+    facts["levels"]["events"][0][0] = 1
+    path.write_text(json_text(facts))
+    with pytest.raises(UserError, match="`levels` has no valid value"):
         read_release(tmp_path / "out")
 
 

@@ -49,6 +49,21 @@ def test_a_shape_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     assert not any(text in str(caught.value) for text in (A, B, Q))
 
 
+@pytest.mark.parametrize("titles", ['"title": "Tea", "title": "Tea"', '"title": ["Tea"]'])
+def test_a_title_that_is_not_one_text_does_not_enter_a_prompt(tmp_path: Path, titles: str) -> None:
+    """A key that is given twice has no value: its place holder, with an address in memory, was learnt as a title."""
+    path = tmp_path / "train.jsonl"
+    path.write_text(f'''{{"info": {{"post": "Tea.", {titles}}}, "summaries": [{{"text": "a"}}, {{"text": "b"}}],'''
+                    ''' "choice": 1, "worker": "w"}\n''')  # fmt: skip
+    with pytest.raises(UserError, match="line 1: holds a subreddit or a title that is not text in 'info'"):
+        list(read_preferences(path))
+
+
+def test_names_of_fields_in_a_ranking_may_be_numbers(tmp_path: Path) -> None:
+    row = {"fields": {"prompt": Q, "1": B, "2": A}, "responses": {"rank": [{"value": [2, 1]}]}}
+    assert read(tmp_path, [row, row], {}) == [TEXTS, TEXTS]
+
+
 def turned(row: Row) -> Row:
     """The row with its two responses in each other's place, where they stand in `chosen` and `rejected`."""
     names = {"chosen": "rejected", "rejected": "chosen"}

@@ -149,6 +149,7 @@ def edited(bundle: Path, **changes: Any) -> None:
         ({"record": 2.0, "person": 0.5}, "totals.person must be at least 1"),
         ({"record": 2.0}, "`totals` has no valid value"),
         ({"record": 0, "person": None}, "`totals` has no valid value"),
+        ({"record": 2.0, "person": 10**400}, "`totals` has no valid value"),
     ],
 )
 def test_rows_that_cost_more_than_the_manifest_states_are_refused(
