@@ -21,7 +21,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,21 @@ def read_arm(arm: Arm, run: RunDir) -> dict[str, Any] | None:
         "loss": (recipe.dpo if arm.method == "dpo" else recipe.reward).loss,
         **{name: method[name] for name in MEASURED},
         "of_gibbs": metrics.get("ppo_over_gibbs"),
+        "reward_share": reward_share(method, metrics),
         "seconds": metrics["seconds"],
         "commit": (run.manifest(arm.method) or {}).get("commit"),
         "by_prompt": json.loads((run.stage("evaluate") / "by_prompt.json").read_text(encoding="utf-8")),
     }
+
+
+def reward_share(method: Mapping[str, Any], metrics: Mapping[str, Any]) -> float | None:
+    """The gain of `method` over π_ref in J of r̂ as a share of the Gibbs policy's, with r̂ in the place of r*; None where
+    no Gibbs policy was drawn."""
+    if "gibbs" not in metrics:
+        return None
+    policies = (metrics["sft"], method, metrics["gibbs"])
+    reference, own, gibbs = (each["pessimistic_reward"] - method["kl_coef"] * each["kl"] for each in policies)
+    return float((own - reference) / (gibbs - reference))
 
 
 def is_method(value: Any) -> bool:
@@ -130,6 +141,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "gain": [row["objective_gain"]["value"] for row in own],
                 "gain_over_prompts": over_prompts(gain).as_dict(),
                 "of_gibbs": None if gibbs is None else share_of(gain, gibbs),
+                "reward_share": [100 * row["reward_share"] for row in own if row["reward_share"] is not None],
                 "retained": share_between(own, select(rows, method, math.inf)),
             }
         )
@@ -177,10 +189,11 @@ def bounded(estimate: dict[str, Any], form: str) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]], missing: Sequence[str]) -> str:
-    """Markdown: methods by ε, PPO against DPO, every run."""
+    """Markdown: methods by ε, PPO against the others, every run."""
     lines = ["Mean ± sd over seeds, [95 % over prompts, for these seeds]; ‘seeds’: 95 % over seeds (t)", ""]
-    lines += ["| method | ε | seeds | win rate by r* | KL, nats | J gain over π_ref | of Gibbs' gain | retained |"]
-    lines += ["|---" * 8 + "|"]
+    heads = ["method", "ε", "seeds", "win rate by r*", "KL, nats", "J gain over π_ref", "of Gibbs' gain"]
+    heads += ["the same in J of r̂, %", "retained"]
+    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for entry in summarise(rows):
         gain = entry["gain_over_prompts"]
         cells = [
@@ -191,6 +204,7 @@ def table(rows: Sequence[dict[str, Any]], missing: Sequence[str]) -> str:
             mean_sd(entry["kl"]),
             f"{mean_sd(entry['gain'], '+.2f')} [{gain['ci_low']:+.2f}, {gain['ci_high']:+.2f}]",
             percent(entry["of_gibbs"]),
+            mean_sd(entry["reward_share"], ".0f") if entry["reward_share"] else "–",
             "100 %" if math.isinf(entry["epsilon"]) else percent(entry["retained"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -119,6 +119,14 @@ def test_the_report_of_what_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "gains.png").stat().st_size > 1000
 
 
+def test_the_share_in_the_reward_is_that_of_its_objective() -> None:
+    """r̂ less kl_coef·KL: 1 for π_ref, 3 − 0.5·2 for the policy, 4 − 0.5·2 for the Gibbs policy."""
+    policy = {"pessimistic_reward": 3.0, "kl": 2.0, "kl_coef": 0.5}
+    others = {"sft": {"pessimistic_reward": 1.0, "kl": 0.0}, "gibbs": {"pessimistic_reward": 4.0, "kl": 2.0}}
+    assert alignment_cost.reward_share(policy, others) == pytest.approx(0.5)
+    assert alignment_cost.reward_share(policy, {"sft": others["sft"]}) is None
+
+
 def test_an_arm_under_way_is_not_read(tmp_path: Path) -> None:
     arm = Arm("ppo", 2.0, 1)
     run = finish(tmp_path, arm, WHOLE[0])
