@@ -47,7 +47,7 @@ def test_rounds_go_on_after_any_kill(workspace: Workspace, tmp_path: Path, round
             if (at / "online" / name).exists():
                 read_release(at / "online" / name).check_rows()
         for path in (at / "online" / "rounds").glob("[!.]*"):
-            assert {"questions", "answers"} == read_json(path).keys()
+            assert {"questions", "answers", "labeller", "levels", "seed"} == read_json(path).keys()
 
     def result(at: Path) -> object:
         # Resume state without its fingerprint is kept aside and said: nothing there is deleted unasked.
