@@ -158,7 +158,7 @@ def _check_needs(recipe: Recipe, run: RunDir, stages: Sequence[Stage], world: Wo
     read = STAGES if new_release else stages
     if recipe.online is None:  # its pairs are not written yet
         keys = dict.fromkeys(key for stage in read for key in stage.texts)
-        check_overlap(recipe.data, run.released, keys, new_release)
+        check_overlap(recipe.data, run.stage("privatize"), keys, new_release)
     for stage in stages:
         if not stage.releases:
             stage.check_rows(recipe, run, new_release)
@@ -384,7 +384,8 @@ def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
     """The reference policy is the one of the run before: the same files under other names, where the disk allows it."""
     if run.made(("sft",)) == before.made(("sft",)):
         return
-    run.claim(recipe.name, shareable_yaml(recipe), environment())
+    if not (run.root / "recipe.yaml").is_file():  # the dtype that a run began with stands there
+        run.claim(recipe.name, shareable_yaml(recipe), environment())
     temporary = run.stage(f".sft.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(before.stage("sft"), temporary, copy_function=_link)

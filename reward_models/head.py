@@ -115,14 +115,14 @@ def _fit(
     options: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
     options["spread"] = spread
     # The label is +1 throughout: `chosen` is what z prefers.
-    ones = torch.ones(len(features), dtype=torch.float64)
+    ones, loss = torch.ones(len(features), dtype=torch.float64), get_loss(settings.loss)
     if ridge == "evidence":
         one, other = (basis.coordinates(side) for side in features.sides)
         by_likelihood = ridge_by_evidence(one, other, ones, noise, settings.reward_bound, spread=spread)
-        ridge = ridge_in_units_of(get_loss(settings.loss), by_likelihood, noise, spread)
+        ridge = ridge_in_units_of(loss, by_likelihood, noise, spread)
     ridges = [ridge] if ridge is not None else default_ridges(basis.num_components)
     if ridge is None and settings.loss != "uncorrected":
-        ridges = [ridge_in_units_of(get_loss(settings.loss), each, noise, spread) for each in ridges]
+        ridges = [ridge_in_units_of(loss, each, noise, spread) for each in ridges]
     labels = (torch.ones(len(judges)), noise_of_judges)
     selection = select_ridge(*judges.sides, *labels, ridges=ridges, folds=folds, **options)
     return fit_linear(*features.sides, ones, noise, ridge=selection.ridge, **options), selection

@@ -41,7 +41,7 @@ def stage_costs(recipe: Recipe, run: RunDir, names: Collection[str], world: Worl
         peaks, small = estimated.peaks, estimated.shape.parameters <= SMALL
     except UserError:  # the model's config is not on this machine
         pass
-    has_rows = recipe.data.demonstrations not in OF_RELEASE or (run.released / "release").is_dir()
+    has_rows = recipe.data.demonstrations not in OF_RELEASE or (run.stage("privatize") / "release").is_dir()
     costs = {}
     for name in names:
         memory = f"up to {sum(peaks[name].values()) / GIB:.1f} GiB" if name in peaks else "memory not known"
@@ -50,7 +50,7 @@ def stage_costs(recipe: Recipe, run: RunDir, names: Collection[str], world: Worl
             spent = f"its last run here took {manifest['seconds']:.0f} s"
         elif (
             name == "sft" and small and has_rows and world.size == 1 and is_here(recipe.model)
-            and (seconds := sft_seconds(recipe, run.released))
+            and (seconds := sft_seconds(recipe, run.stage("privatize")))
         ):  # fmt: skip
             spent = f"{seconds:.0f} to {1.5 * seconds + START:.0f} s ({PACE})"
         costs[name] = f"{memory}, {spent}"

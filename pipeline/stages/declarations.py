@@ -113,7 +113,7 @@ class Stage:
 def row_counts(recipe: Recipe, run: RunDir, new_release: bool) -> RowCounts:
     """Counts of the rows that the run will learn from."""
     several = bool(recipe.privatize.labeler_column or recipe.privatize.event_column)
-    return RowCounts(recipe.data, run.released, new_release, recipe.online is not None, several)
+    return RowCounts(recipe.data, run.stage("privatize"), new_release, recipe.online is not None, several)
 
 
 class Privatize(Stage):

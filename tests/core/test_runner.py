@@ -490,3 +490,21 @@ def test_the_launcher_s_environment_is_the_world(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("WORLD_SIZE")  # the process would do nothing in silence
     with pytest.raises(UserError, match="RANK must be below WORLD_SIZE 1, got 1: unset RANK"):
         declared_world()
+
+
+def test_a_start_looks_at_the_labels_of_its_own_recipe(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last start asked for its labels: demonstrations were compared with its pairs, not with the protected ones."""
+    asking, folders = recipe(online={}, data={"public_labels": True}), []
+    run.claim(asking.name, shareable_yaml(asking), {})
+    monkeypatch.setattr(runner, "check_overlap", lambda _, folder, *others: folders.append(folder))
+    runner.check(recipe(), run, Selection(only="evaluate"), ALONE)
+    assert folders == [run.stage("privatize")]
+
+
+def test_a_run_of_a_chain_keeps_the_dtype_that_it_began_with(run: RunDir, tmp_path: Path) -> None:
+    later, now = RunDir(tmp_path / "later"), recipe(model={"source": "tiny", "dtype": "auto"})
+    (run.stage("sft") / "model").mkdir()
+    complete(later, recipe(seed=1))
+    runner._share_sft(now, run, later)
+    assert later.made(("sft",)) == run.made(("sft",))
+    assert later.saved("model", "dtype") == "float32"
