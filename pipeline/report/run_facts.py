@@ -65,12 +65,12 @@ class RunFacts:
 def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:
     """The facts of `run`, which has these `stages`, in order. UserError: there is no manifest of the released labels (a
     report without a privacy statement is refused), or a file is damaged."""
-    release = next(filter(None, (_read(run.released / "release" / name) for name in MANIFESTS)), None)
+    recipe_text = _read(run.root / "recipe.yaml", str) or ""
+    recipe = loaded if isinstance(loaded := _read(run.root / "recipe.yaml", yaml.safe_load), dict) else {}
+    folder = run.stage("online" if recipe.get("online") else "privatize") / "release"
+    release = next(filter(None, (_read(folder / name) for name in MANIFESTS)), None)
     if not release:
         raise UserError(f"{run.root} holds no privatize/release/{MANIFESTS[0]}: run it first (--only privatize)")
-    recipe_text = _read(run.root / "recipe.yaml", str) or ""
-    recipe = _read(run.root / "recipe.yaml", yaml.safe_load)
-    recipe = recipe if isinstance(recipe, dict) else {}
     aligner = recipe.get("aligner", "ppo")
     manifests = {name: run.manifest(name) for name in stages}  # others may lie there from an earlier recipe
     history = _read(run.stage("sft") / "history.json")
