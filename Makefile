@@ -25,7 +25,7 @@ help:
 	@echo "make setup   create $(VENV) and install the project with pinned versions (minutes, once)"
 	@echo "make demo    align a real model on labels privatised at epsilon 2; report in runs/demo (5 to 11 minutes on two cores)"
 	@echo "make test    run the tests that a change is likely to break: 5 minutes on two cores"
-	@echo "make test-all  run the whole suite: 19 to 25 minutes"
+	@echo "make test-all  run the whole suite: 16 to 25 minutes"
 	@echo "make lab-test  run the tests of lab/, the second distribution"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the documentation site, offline, in build/site"

@@ -44,7 +44,7 @@ class RunDir:
     @property
     def released(self) -> Path:
         """Folder of the stage that releases the labels: `online` where the recipe asks for them, or `privatize`."""
-        return self.stage("online" if self.recipe().get("online") else "privatize")
+        return self.stage(releasing_stage(self.recipe()))
 
     def checkpoints(self, name: str) -> Path:
         """Folder of the resume state of stage `name`."""
@@ -167,12 +167,19 @@ def claim_checkpoints(folder: Path, identity: Mapping[str, str], code: str) -> s
     return message
 
 
+def releasing_stage(recipe: Mapping[str, Any]) -> str:
+    """The stage that releases the labels of a recipe, a plain mapping."""
+    return "online" if recipe.get("online") else "privatize"
+
+
 def write_metrics(run: RunDir, stages: Sequence[str]) -> None:
-    """Write metrics.json from evaluate/evaluation.json and the manifests of `stages`, of which `evaluate` is complete.
+    """Write metrics.json from evaluate/evaluation.json and the manifests of `stages`, once `evaluate` is complete.
 
     One object per evaluated method; beside them `seconds` of each stage, their sum `wall_seconds`, and `peak_rss_mb`,
     the largest of any stage, MiB. UserError where evaluation.json is missing or damaged.
     """
+    if run.manifest("evaluate") is None:
+        return
     manifests = {name: manifest for name in stages if (manifest := run.manifest(name)) is not None}
     evaluation = read_evaluation(run)
     seconds = {name: manifest["seconds"] for name, manifest in manifests.items() if "seconds" in manifest}

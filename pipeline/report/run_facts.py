@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from private_rlhf.core.documents import MANIFESTS
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.rundir import RunDir, read_evaluation
+from private_rlhf.core.rundir import RunDir, read_evaluation, releasing_stage
 
 REFERENCE = "sft"
 GIBBS = "gibbs"
@@ -67,10 +67,10 @@ def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:
     report without a privacy statement is refused), or a file is damaged."""
     recipe_text = _read(run.root / "recipe.yaml", str) or ""
     recipe = loaded if isinstance(loaded := _read(run.root / "recipe.yaml", yaml.safe_load), dict) else {}
-    folder = run.stage("online" if recipe.get("online") else "privatize") / "release"
-    release = next(filter(None, (_read(folder / name) for name in MANIFESTS)), None)
+    releasing = releasing_stage(recipe)
+    release = next(filter(None, (_read(run.stage(releasing) / "release" / name) for name in MANIFESTS)), None)
     if not release:
-        raise UserError(f"{run.root} holds no privatize/release/{MANIFESTS[0]}: run it first (--only privatize)")
+        raise UserError(f"{run.root} holds no {releasing}/release/{MANIFESTS[0]}: run it first (--only {releasing})")
     aligner = recipe.get("aligner", "ppo")
     manifests = {name: run.manifest(name) for name in stages}  # others may lie there from an earlier recipe
     history = _read(run.stage("sft") / "history.json")

@@ -50,6 +50,13 @@ def test_stages_that_the_recipe_lacks_do_not_count(tmp_path: Path) -> None:
     assert (metrics["wall_seconds"], metrics["peak_rss_mb"], metrics["world_size"]) == (11.25, 700.0, 1)
 
 
+def test_nothing_before_evaluate_has_completed(tmp_path: Path) -> None:
+    run = evaluated(tmp_path, {"methods": {}})
+    run.reopen("evaluate")
+    write_metrics(run, STAGES)
+    assert not (tmp_path / "metrics.json").exists()
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"methods"'])
 def test_damaged_evaluation_is_named(tmp_path: Path, content: str) -> None:
     run = evaluated(tmp_path, {})

@@ -304,6 +304,10 @@ def test_no_release_no_report(make_run: MakeRun) -> None:
     (run.root / "privatize/release/_manifest").unlink()
     with pytest.raises(UserError, match=r"no privatize/release/_manifest: run it first \(--only privatize\)"):
         render(run)
+    with (run.root / "recipe.yaml").open("a") as recipe:
+        recipe.write("\nonline: {rounds: 1}\n")
+    with pytest.raises(UserError, match=r"no online/release/_manifest: run it first \(--only online\)"):
+        render(run)
 
 
 def test_recipe_and_release_must_agree_on_epsilon(make_run: MakeRun) -> None:

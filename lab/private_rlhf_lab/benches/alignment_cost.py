@@ -1,4 +1,4 @@
-"""What the privacy of labels costs a trained policy: PPO, regression and private DPO of one recipe by ε and seed.
+"""The cost of the labels' privacy to a trained policy: PPO, regression and private DPO of one recipe by ε and seed.
 
 Each arm is a whole run of the recipe in a directory of its own, DIR/METHOD-epsE-seedS. A seed has its own labels, key
 and flips, its own π_ref and its own sampling noise; at equal seeds all arms have the same labels (flips at falling ε

@@ -100,7 +100,7 @@ def load_pool(run: RunDir, recipe: Recipe, path: Path, prompts: list[Any], candi
 
 
 def features_of(recipe: Recipe) -> str:
-    """What a recipe reads of a text: reward.pooling and num_layers."""
+    """The states of a text that a recipe reads: reward.pooling and num_layers."""
     return f"{recipe.reward.pooling} {recipe.reward.num_layers}"
 
 
